@@ -1,0 +1,64 @@
+# Every target creates its own environment; nothing is installed outside .venv.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+STAMP := $(VENV)/.installed
+EXAMPLE := build/recall
+RUN := runs/recall
+SEED ?= 0
+TRANSACTIONS ?= 6
+
+.DEFAULT_GOAL := help
+.PHONY: help setup run test lint format locks bench-recall clean
+
+help:            ## Show the targets
+	@grep -hE '^[a-z-]+: .*##' $(MAKEFILE_LIST) | sed -E 's/:.*## */\t/' | expand -t 16
+
+setup: $(STAMP)  ## Create .venv with the pinned dependencies and the project itself
+
+$(STAMP): requirements-dev.lock pyproject.toml
+	$(PYTHON) -c 'import sys; sys.exit("LongStraw needs Python 3.11 or newer" if sys.version_info < (3, 11) else 0)'
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/pip install --quiet -r requirements-dev.lock
+	$(BIN)/pip install --quiet --no-deps --no-build-isolation -e .
+	touch $(STAMP)
+
+$(EXAMPLE)/tiny-model: | $(STAMP)
+	$(BIN)/longstraw model tiny --out $@
+
+$(EXAMPLE)/rows.jsonl: examples/recall/generate.py | $(STAMP)
+	mkdir -p $(@D)
+	$(BIN)/python examples/recall/generate.py --out $@
+
+run: $(EXAMPLE)/tiny-model $(EXAMPLE)/rows.jsonl  ## Run the example: six real transactions on this machine
+	$(BIN)/longstraw run examples/recall/transaction.yaml --transactions $(TRANSACTIONS) \
+		--set seed=$(SEED) --workdir $(RUN)-seed$(SEED)
+
+test: $(STAMP)   ## Run the tests
+	OMP_NUM_THREADS=1 TOKENIZERS_PARALLELISM=false $(BIN)/pytest -n 2 --dist worksteal
+
+lint: $(STAMP)   ## Style, types and layer order
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/pyright
+	$(BIN)/lint-imports
+
+format: $(STAMP) ## Apply the code style
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+COMPILE := $(BIN)/pip-compile --quiet --strip-extras --no-header --no-annotate --allow-unsafe \
+	--no-emit-find-links --no-emit-index-url --no-emit-trusted-host --no-emit-options
+
+locks: $(STAMP)  ## Re-resolve the pinned requirements of every image role
+	$(COMPILE) -o images/control/requirements.lock pyproject.toml
+	$(COMPILE) --extra trainer -o images/trainer/requirements.lock pyproject.toml
+	$(COMPILE) --extra sampler -o images/sampler/requirements.lock pyproject.toml
+	$(COMPILE) --extra trainer --extra sampler --extra dev -o requirements-dev.lock pyproject.toml
+	sed -i 's/+cpu$$//' images/*/requirements.lock requirements-dev.lock
+
+bench-recall: $(EXAMPLE)/tiny-model $(EXAMPLE)/rows.jsonl  ## Measure that the reward rises, seeds 0 to 2
+	$(BIN)/python benchmarks/recall_reward.py
+
+clean:           ## Remove the environment and everything that was built or run
+	rm -rf $(VENV) build runs

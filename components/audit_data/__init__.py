@@ -1,0 +1,1 @@
+"""The stage `audit_data` as a KFP component."""

@@ -1,0 +1,1 @@
+"""The stage `capture_prefix` as a KFP component."""

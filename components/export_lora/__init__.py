@@ -1,0 +1,1 @@
+"""The stage `export_lora` as a KFP component."""

@@ -1,0 +1,1 @@
+"""The stage `manifest_checkpoint` as a KFP component."""

@@ -1,0 +1,1 @@
+"""The stage `old_logprobs` as a KFP component."""

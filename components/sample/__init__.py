@@ -1,0 +1,1 @@
+"""The stage `sample` as a KFP component."""

@@ -1,0 +1,1 @@
+"""The stage `score_rewards` as a KFP component."""

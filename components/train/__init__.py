@@ -1,0 +1,1 @@
+"""The stage `train` as a KFP component."""

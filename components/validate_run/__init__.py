@@ -1,0 +1,1 @@
+"""The stage `validate_run` as a KFP component."""

@@ -1,0 +1,75 @@
+"""What verification found: one `Fault` per thing that is not as published, collected in a `VerifyReport`."""
+
+from dataclasses import dataclass, field, replace
+from typing import Literal
+
+from longstraw_core.spec.errors import IntegrityError
+
+FaultKind = Literal[
+    "changed",
+    "missing",
+    "extra",
+    "symlink",
+    "special",
+    "directory",
+    "file",
+    "unreadable",
+    "malformed",
+    "misplaced",
+    "chain",
+    "staging",
+    "incomplete",
+]
+"""`changed`: other bytes than published. `malformed`: a receipt, manifest or index that cannot be one. `misplaced`: a
+receipt that says it belongs elsewhere. `chain`: an input that is not what its producer wrote. `incomplete`: the run
+directory carries no valid index. `directory` and `file`: one stands where the other is expected."""
+
+
+@dataclass(frozen=True, slots=True)
+class Fault:
+    """One thing that is not as it was published."""
+
+    kind: FaultKind
+    path: str
+    """File below the verified root, or URI."""
+    expected: str
+    observed: str
+    message: str
+
+
+@dataclass(slots=True)
+class VerifyReport:
+    """Everything a verification read and every fault it found."""
+
+    faults: list[Fault] = field(default_factory=list[Fault])
+    receipts: int = 0
+    """Receipts read and checked."""
+    blobs: int = 0
+    """Distinct blobs re-hashed."""
+    bytes: int = 0
+    """Bytes re-hashed, blobs and receipts; for a run directory, all its files."""
+    unreferenced: list[str] = field(default_factory=list[str])
+    """Intact blobs that no receipt leads to, for instance left by a killed stage; harmless."""
+    unchecked: list[str] = field(default_factory=list[str])
+    """External inputs that are not reachable from here, as `<receipt name> <input>: <uri>`; not a fault."""
+
+    @property
+    def ok(self) -> bool:
+        """Whether nothing is wrong."""
+        return not self.faults
+
+    def include(self, other: "VerifyReport", *, prefix: str) -> None:
+        """Add another report's faults, lists and counts (not its bytes), its relative paths moved below `prefix`."""
+        for fault in other.faults:
+            absolute = fault.path.startswith(("/", "file://"))
+            self.faults.append(fault if absolute else replace(fault, path=prefix + fault.path))
+        self.receipts += other.receipts
+        self.blobs += other.blobs
+        self.unreferenced.extend(prefix + name for name in other.unreferenced)
+        self.unchecked.extend(prefix + name for name in other.unchecked)
+
+    def raise_if_faulty(self, what: str) -> None:
+        """Raise one IntegrityError that names the first fault and counts the others."""
+        if self.faults:
+            more = f" (and {len(self.faults) - 1} more faults)" if len(self.faults) > 1 else ""
+            raise IntegrityError(f"{what}: {self.faults[0].path}: {self.faults[0].message}{more}")

@@ -1,0 +1,171 @@
+"""Receipts in the store: written last and once per run, transaction and stage; read only in canonical form."""
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import get_args
+
+from pydantic import ValidationError
+
+from longstraw_core.artifacts.store import Store
+from longstraw_core.artifacts.trees import first_complaint
+from longstraw_core.spec.canonical import canonical_json, parse_canonical_json, sha256_digest
+from longstraw_core.spec.descriptors import MEDIA_TYPE_RECEIPT, Descriptor
+from longstraw_core.spec.errors import IntegrityError, SpecError
+from longstraw_core.spec.receipts import ReceiptPredicate, StageName, StageReceipt
+
+RUNS_PREFIX = "runs/"
+_STAGES = "|".join(get_args(StageName))
+_RUN = r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}"
+_RECEIPT_NAME = re.compile(rf"runs/(?P<run>{_RUN})/(?P<transaction>[0-9]{{4}})/(?P<stage>{_STAGES})/receipt\.json")
+_STAGE_BY_NAME: dict[str, StageName] = {stage: stage for stage in get_args(StageName)}
+
+
+@dataclass(frozen=True, slots=True)
+class ReceiptPlace:
+    """Where a receipt belongs: run, transaction (from 1) and stage."""
+
+    run: str
+    transaction: int
+    stage: StageName
+
+    @property
+    def name(self) -> str:
+        """Object name in the store."""
+        return receipt_name(self.run, self.transaction, self.stage)
+
+
+def receipt_name(run: str, transaction: int, stage: StageName) -> str:
+    """Object name of a receipt: `runs/<run>/<transaction, 4 digits>/<stage>/receipt.json`.
+
+    Raises:
+        SpecError: the run's name has characters outside `A-Za-z0-9._-`, or the transaction is not in 1..9999.
+    """
+    if not re.fullmatch(_RUN, run):
+        raise SpecError(f"run name {run!r} must be 1 to 128 of A-Z a-z 0-9 . _ - and begin with a letter or digit")
+    if not 1 <= transaction <= 9999:
+        raise SpecError(f"transaction {transaction} must be between 1 and 9999")
+    return f"{RUNS_PREFIX}{run}/{transaction:04d}/{stage}/receipt.json"
+
+
+def place_of(name: str) -> ReceiptPlace | None:
+    """Read a receipt's place from its object name; None when the name is not one of a receipt."""
+    match = _RECEIPT_NAME.fullmatch(name)
+    if match is None or match["transaction"] == "0000":
+        return None
+    return ReceiptPlace(match["run"], int(match["transaction"]), _STAGE_BY_NAME[match["stage"]])
+
+
+def write_receipt(store: Store, predicate: ReceiptPredicate) -> Descriptor:
+    """Publish a stage's receipt and return its descriptor; call it last, after every output is stored.
+
+    Writing the same receipt again succeeds.
+
+    Raises:
+        AlreadyPublished: this stage already has another receipt; read that one with `read_receipt`.
+        IntegrityError: an output that the receipt claims is not in the store.
+        SpecError: the receipt cannot be written as it is (for instance an input key of unknown form).
+    """
+    for key in predicate.inputs:
+        parse_input_key(key)
+    for output, descriptor in predicate.outputs.items():
+        if not store.exists(descriptor.uri):
+            raise IntegrityError(
+                f"receipt of {predicate.stage}: output {output!r} ({descriptor.uri}) is not in the store; put it first"
+            )
+    try:
+        receipt = StageReceipt.for_predicate(predicate)
+    except ValidationError as error:
+        raise SpecError(f"receipt of {predicate.stage}: {first_complaint(error)}") from error
+    name = receipt_name(predicate.run, predicate.transaction, predicate.stage)
+    return store.create_object(name, canonical_json(receipt), MEDIA_TYPE_RECEIPT)
+
+
+def find_receipt(store: Store, run: str, transaction: int, stage: StageName) -> Descriptor | None:
+    """Descriptor of a stage's receipt as it is stored now, or None when the stage has not finished."""
+    name = receipt_name(run, transaction, stage)
+    return store.describe_object(name, MEDIA_TYPE_RECEIPT) if store.exists(name) else None
+
+
+def read_receipt(store: Store, descriptor: Descriptor) -> StageReceipt:
+    """Return the verified receipt that a descriptor points to.
+
+    Raises:
+        IntegrityError: it is missing, its digest differs, its JSON is not canonical, it is no in-toto Statement of a
+            stage, or it says that it belongs to another run, transaction or stage than its name.
+    """
+    return parse_receipt(store.get_bytes(descriptor), name=descriptor.uri)
+
+
+def parse_receipt(content: bytes, *, name: str, expected_digest: str | None = None) -> StageReceipt:
+    """Read receipt bytes; `name` is the object name they were stored under. Raises like `read_receipt`."""
+    receipt = parse_statement(content, name=name, expected_digest=expected_digest)
+    place = place_of(name)
+    claimed = _place_claimed(receipt)
+    if place is None or place != claimed:
+        raise IntegrityError(
+            f"{name}: receipt says it belongs to run {claimed.run!r}, transaction {claimed.transaction}, stage "
+            f"{claimed.stage}; do not use it"
+        )
+    return receipt
+
+
+def parse_statement(content: bytes, *, name: str, expected_digest: str | None = None) -> StageReceipt:
+    """Read receipt bytes without asking where they were stored; see `parse_receipt`."""
+    observed = sha256_digest(content)
+    if expected_digest is not None and observed != expected_digest:
+        raise IntegrityError(f"{name}: expected {expected_digest}, observed {observed}; do not use it")
+    value = parse_canonical_json(content, name=name)
+    try:
+        return StageReceipt.model_validate(value, by_alias=True, by_name=False)
+    except ValidationError as error:
+        raise IntegrityError(f"{name} is not a stage receipt: {first_complaint(error)}") from error
+
+
+def list_receipts(store: Store, run: str | None = None) -> Iterator[ReceiptPlace]:
+    """Yield the place of every receipt in the store, or of one run, in order of name."""
+    for name in store.list_names(RUNS_PREFIX if run is None else f"{RUNS_PREFIX}{run}/"):
+        place = place_of(name)
+        if place is not None:
+            yield place
+
+
+@dataclass(frozen=True, slots=True)
+class InputKey:
+    """The parsed key of a receipt's `inputs`."""
+
+    kind: str
+    """`receipt`, `output` or `external`."""
+    stage: StageName | None
+    name: str
+    """Output name, or the name of an external input; empty for a receipt."""
+    previous: bool
+    """Whether it belongs to the transaction before."""
+
+
+def parse_input_key(key: str) -> InputKey:
+    """Parse `receipt:<stage>`, `<stage>/<output>` or `external:<name>`.
+
+    The first two may begin with `previous:`, which means the transaction before in the same run.
+
+    Raises:
+        SpecError: the key has none of these forms.
+    """
+    previous = key.startswith("previous:")
+    rest = key.removeprefix("previous:")
+    if not previous and rest.startswith("external:") and len(rest) > len("external:"):
+        return InputKey("external", None, rest.removeprefix("external:"), previous=False)
+    if rest.startswith("receipt:") and rest.removeprefix("receipt:") in _STAGE_BY_NAME:
+        return InputKey("receipt", _STAGE_BY_NAME[rest.removeprefix("receipt:")], "", previous)
+    stage, slash, output = rest.partition("/")
+    if slash and output and stage in _STAGE_BY_NAME:
+        return InputKey("output", _STAGE_BY_NAME[stage], output, previous)
+    raise SpecError(
+        f"input key {key!r} must be 'receipt:<stage>', '<stage>/<output>' (both may begin with 'previous:') or "
+        "'external:<name>'"
+    )
+
+
+def _place_claimed(receipt: StageReceipt) -> ReceiptPlace:
+    predicate = receipt.predicate
+    return ReceiptPlace(predicate.run, predicate.transaction, predicate.stage)

@@ -1,0 +1,57 @@
+"""What every command shares: the output option, and errors as one line and one exit code."""
+
+import functools
+import sys
+from collections.abc import Callable
+from typing import ParamSpec
+
+import click
+
+from longstraw_core.cli.output import OutputFormat, print_json
+from longstraw_core.spec import LongStrawError
+from longstraw_core.spec.exit_codes import INTERRUPTED, exit_code
+
+Parameters = ParamSpec("Parameters")
+
+
+def output_option(function: Callable[Parameters, None]) -> Callable[Parameters, None]:
+    """Add `-o/--output table|json`."""
+    return click.option(
+        "-o",
+        "--output",
+        type=click.Choice(["table", "json"]),
+        default="table",
+        show_default=True,
+        help="For people, or one JSON object per line and nothing else on standard output.",
+    )(function)
+
+
+def reports_errors(function: Callable[Parameters, None]) -> Callable[Parameters, None]:
+    """Turn our errors into a message on standard error (and a JSON object with `-o json`) and their exit code."""
+
+    @functools.wraps(function)
+    def wrapped(*args: Parameters.args, **kwargs: Parameters.kwargs) -> None:
+        output: OutputFormat = "json" if kwargs.get("output") == "json" else "table"
+        try:
+            function(*args, **kwargs)
+        except LongStrawError as error:
+            fail(error, output)
+        except KeyboardInterrupt:
+            click.echo("longstraw: interrupted; run the same command again to continue", err=True)
+            sys.exit(INTERRUPTED)
+        except BrokenPipeError:
+            # The reader of our output went away (`| head`): not an error of ours, and nothing more can be printed.
+            sys.stderr.close()
+            sys.exit(exit_code(BrokenPipeError()))
+
+    return wrapped
+
+
+def fail(error: LongStrawError, output: OutputFormat) -> None:
+    """Print the error and exit with its code."""
+    code = exit_code(error)
+    if output == "json":
+        print_json({"event": "error", "error": type(error).__name__, "exit_code": code, "message": str(error)})
+    for line in str(error).splitlines():
+        click.echo(f"longstraw: {line}", err=True)
+    sys.exit(code)

@@ -1,0 +1,26 @@
+"""Entry point of the `longstraw` command: one module per command, imported here."""
+
+import click
+
+from longstraw_core import __version__
+from longstraw_core.cli.commands.compile import compile_command
+from longstraw_core.cli.commands.model import model_group
+from longstraw_core.cli.commands.run import run_command
+from longstraw_core.cli.commands.schema import schema_command
+from longstraw_core.cli.commands.stage import stage_group
+from longstraw_core.cli.commands.verify import verify_command
+
+
+@click.group(context_settings={"help_option_names": ["-h", "--help"]})
+@click.version_option(__version__, prog_name="longstraw")
+def main() -> None:
+    """GRPO post-training of LoRA adapters from very long shared prompts.
+
+    \b
+    Exit codes: 0 done, 2 usage or specification, 3 a stage failed, 10 data refused,
+    11 integrity, 12 numeric, 75 try again, 130 interrupted.
+    """
+
+
+for _command in (run_command, compile_command, stage_group, verify_command, schema_command, model_group):
+    main.add_command(_command)

@@ -1,0 +1,1 @@
+"""The layer loop over resident state: capture, replay, reverse sweep, chunked head and the GRPO objective."""

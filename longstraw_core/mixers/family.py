@@ -1,0 +1,79 @@
+"""What the engine needs from a model family: layers that mix tokens over resident state. Implemented per family."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+from torch import nn
+
+from longstraw_core.mixers.segment import Segment
+from longstraw_core.resident.layer_state import LayerState, Produced
+from longstraw_core.resident.pool import ResidentPool
+
+
+@dataclass(frozen=True)
+class StateBytes:
+    """Bytes of the resident state of one prompt, by purpose."""
+
+    pages: int
+    recurrent: int
+    boundaries: int
+    """Copies of the recurrent state at chunk boundaries, kept for the reverse sweep."""
+    gradient_sinks: int
+
+    @property
+    def captured(self) -> int:
+        """What capture allocates."""
+        return self.pages + self.recurrent + self.boundaries
+
+    @property
+    def total(self) -> int:
+        """What capture and, in `exact` mode, the update allocate together."""
+        return self.captured + self.gradient_sinks
+
+
+@dataclass(frozen=True)
+class Mixed:
+    """Result of one mixer call: its output and the state tensors that the segment produced."""
+
+    y_TH: torch.Tensor | None
+    """None when only the state was asked for (the last layer in capture and sweep)."""
+    produced: Produced
+
+
+class Layer(Protocol):
+    """One decoder layer of a family, bound to its modules."""
+
+    def mix(self, x_TH: torch.Tensor, segment: Segment, state: LayerState, *, state_only: bool) -> Mixed:
+        """Normalise `x_TH` and mix its tokens with the resident ones."""
+        ...
+
+    def feed_forward(self, x_TH: torch.Tensor) -> torch.Tensor:
+        """Normalise `x_TH` and apply the per-token network."""
+        ...
+
+    def new_state(self, pool: ResidentPool, owner: str) -> LayerState:
+        """Return an empty resident state of this layer's kind."""
+        ...
+
+    def state_bytes(self, tokens: int, boundaries: int) -> StateBytes:
+        """Return the bytes of the state after `tokens` tokens with `boundaries` kept boundary copies."""
+        ...
+
+
+class Family(Protocol):
+    """A causal language model of one family, bound to its modules."""
+
+    vocabulary: int
+    max_positions: int
+    layers: Sequence[Layer]
+    embedding: nn.Module
+    final_norm: nn.Module
+    head: nn.Linear
+    dtype: torch.dtype
+    device: torch.device
+
+    def segment(self, start: int, length: int, *, state_gradient: bool) -> Segment:
+        """Return the segment with its rotary angles."""
+        ...

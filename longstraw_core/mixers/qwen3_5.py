@@ -1,0 +1,105 @@
+"""The `qwen3_5_text` family (Qwen3.5 / Qwen3.6): binds a Hugging Face model's modules to layers the engine can run."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import nn
+
+from longstraw_core.mixers.family import Layer, Mixed, StateBytes
+from longstraw_core.mixers.gated_attention import GatedAttention
+from longstraw_core.mixers.gated_delta_net import GatedDeltaNet
+from longstraw_core.mixers.rotary import inverse_frequencies, rotary_angles
+from longstraw_core.mixers.segment import Segment
+from longstraw_core.resident.layer_state import LayerState
+from longstraw_core.resident.pool import ResidentPool
+from longstraw_core.spec.errors import SpecError
+
+LAYER_KINDS = ("linear_attention", "full_attention")
+
+
+class Qwen35Layer:
+    """One decoder layer: x += mixer(norm(x)); x += mlp(norm(x))."""
+
+    def __init__(self, module: Any, mixer: GatedAttention | GatedDeltaNet) -> None:
+        self._module = module
+        self._mixer = mixer
+
+    def mix(self, x_TH: torch.Tensor, segment: Segment, state: LayerState, *, state_only: bool) -> Mixed:
+        """Normalise and mix with the resident tokens."""
+        normed_TH = self._module.input_layernorm(x_TH)
+        return self._mixer.mix(normed_TH, segment, state, state_only=state_only)  # type: ignore[arg-type]
+
+    def feed_forward(self, x_TH: torch.Tensor) -> torch.Tensor:
+        """Normalise and apply the SwiGLU network."""
+        return self._module.mlp(self._module.post_attention_layernorm(x_TH))
+
+    def new_state(self, pool: ResidentPool, owner: str) -> LayerState:
+        """Return an empty state of the mixer's kind."""
+        return self._mixer.new_state(pool, owner)
+
+    def state_bytes(self, tokens: int, boundaries: int) -> StateBytes:
+        """Return the mixer's state bytes."""
+        return self._mixer.state_bytes(tokens, boundaries)
+
+
+class Qwen35Family:
+    """A `Qwen3_5ForCausalLM`, or the text part of the multimodal wrapper, whose projections PEFT may have wrapped."""
+
+    def __init__(self, model: Any, *, page_tokens: int) -> None:
+        text = model.model.language_model if hasattr(model.model, "language_model") else model.model
+        config = text.config
+        self._check(config)
+        self.vocabulary: int = config.vocab_size
+        self.max_positions: int = config.max_position_embeddings
+        self.embedding: nn.Module = text.embed_tokens
+        self.final_norm: nn.Module = text.norm
+        self.head: nn.Linear = model.lm_head
+        self.dtype: torch.dtype = text.embed_tokens.weight.dtype
+        self.device: torch.device = text.embed_tokens.weight.device
+        rope = config.rope_parameters
+        head_dim = text.config.head_dim
+        rotary_dim = int(head_dim * rope.get("partial_rotary_factor", 1.0))
+        self._inverse = inverse_frequencies(rope["rope_theta"], rotary_dim, self.device)
+        self.layers: Sequence[Layer] = [
+            Qwen35Layer(module, self._mixer(module, config, page_tokens)) for module in text.layers
+        ]
+
+    def segment(self, start: int, length: int, *, state_gradient: bool) -> Segment:
+        """Return the segment of `length` tokens behind `start` resident ones."""
+        cos_TD, sin_TD = rotary_angles(start, length, self._inverse)
+        return Segment(start, length, state_gradient, cos_TD, sin_TD)
+
+    def _mixer(self, module: Any, config: Any, page_tokens: int) -> GatedAttention | GatedDeltaNet:
+        if hasattr(module, "linear_attn"):
+            return GatedDeltaNet(module.linear_attn, dtype=self.dtype)
+        return GatedAttention(
+            module.self_attn,
+            heads=config.num_attention_heads,
+            key_heads=config.num_key_value_heads,
+            page_tokens=page_tokens,
+            dtype=self.dtype,
+        )
+
+    @staticmethod
+    def _check(config: Any) -> None:
+        unknown = sorted(set(config.layer_types) - set(LAYER_KINDS))
+        if unknown:
+            raise SpecError(f"layer type {unknown[0]!r} is not supported; supported are {', '.join(LAYER_KINDS)}")
+        rope_type = config.rope_parameters.get("rope_type", "default")
+        if rope_type != "default":
+            raise SpecError(f"rope type {rope_type!r} is not supported; use a model with rope type 'default'")
+        if config.hidden_act != "silu":
+            raise SpecError(f"activation {config.hidden_act!r} is not supported; use a model with 'silu'")
+
+
+def bind_family(model: Any, *, page_tokens: int) -> Qwen35Family:
+    """Bind a Hugging Face causal language model to its family.
+
+    Raises:
+        SpecError: the model type, a layer type or the rope type is not supported.
+    """
+    model_type = model.config.model_type
+    if model_type not in ("qwen3_5_text", "qwen3_5"):
+        raise SpecError(f"model type {model_type!r} is not supported; supported are qwen3_5_text and qwen3_5")
+    return Qwen35Family(model, page_tokens=page_tokens)

@@ -1,0 +1,31 @@
+"""Partial rotary position embedding with angles from fp32 positions (65,535 and 65,536 differ in bf16).
+
+Formulas: transformers 5.24 modeling_qwen3_5.py, `Qwen3_5TextRotaryEmbedding` and `apply_rotary_pos_emb`. For text
+the three position grids of the interleaved multimodal rotary embedding are equal, which makes it the ordinary one.
+"""
+
+import torch
+
+
+def inverse_frequencies(theta: float, rotary_dim: int, device: torch.device) -> torch.Tensor:
+    """Return theta^(-2i / rotary_dim), fp32, [rotary_dim / 2]."""
+    exponents = torch.arange(0, rotary_dim, 2, dtype=torch.float32) / rotary_dim
+    return (1.0 / (theta**exponents)).to(device)
+
+
+def rotary_angles(start: int, length: int, inverse: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return (cos, sin) of positions [start, start + length), fp32, each [length, rotary dim]."""
+    positions_T = torch.arange(start, start + length, device=inverse.device, dtype=torch.int64).float()
+    angles_TF = positions_T[:, None] * inverse[None, :]
+    angles_TD = torch.cat((angles_TF, angles_TF), dim=-1)
+    return angles_TD.cos(), angles_TD.sin()
+
+
+def rotate(x_TND: torch.Tensor, cos_TR: torch.Tensor, sin_TR: torch.Tensor) -> torch.Tensor:
+    """Rotate the first R of D channels of every head (half-split pairs) in fp32; return `x_TND`'s dtype."""
+    rotary_dim = cos_TR.shape[-1]
+    rotated_TNR, rest = x_TND[..., :rotary_dim].float(), x_TND[..., rotary_dim:]
+    first, second = rotated_TNR.chunk(2, dim=-1)
+    swapped_TNR = torch.cat((-second, first), dim=-1)
+    rotated_TNR = rotated_TNR * cos_TR[:, None, :] + swapped_TNR * sin_TR[:, None, :]
+    return torch.cat((rotated_TNR.to(x_TND.dtype), rest), dim=-1)

@@ -1,0 +1,46 @@
+"""What the state of every layer kind can do; the engine's capture, replay and sweep know only this."""
+
+from collections.abc import Iterator
+from typing import Protocol
+
+import torch
+
+Produced = tuple[torch.Tensor, ...]
+"""The state tensors that one segment's mixer call produced, in the order its layer state defines."""
+
+
+class LayerState(Protocol):
+    """Resident state of one layer. Token positions are absolute within the captured prompt."""
+
+    @property
+    def length(self) -> int:
+        """Prompt tokens captured so far."""
+        ...
+
+    def append(self, produced: Produced, token_count: int, *, keep_boundary: bool) -> None:
+        """Append what capturing `token_count` tokens produced; keep the state before them when asked."""
+        ...
+
+    def open_sinks(self) -> None:
+        """Allocate the fp32 gradient sinks, zeroed."""
+        ...
+
+    def close_sinks(self) -> None:
+        """Return the sinks."""
+        ...
+
+    def take_gradients(self, start: int, end: int) -> Produced:
+        """Return the gradients accumulated for what tokens [start, end) produced, as fp32 copies."""
+        ...
+
+    def blocks(self) -> Iterator[tuple[str, torch.Tensor]]:
+        """Yield every block with a name that a person can find it by, for the witness."""
+        ...
+
+    def export(self) -> dict[str, torch.Tensor]:
+        """Return the tensors to persist, by name."""
+        ...
+
+    def restore(self, tensors: dict[str, torch.Tensor], token_count: int) -> None:
+        """Fill an empty state from exported tensors."""
+        ...

@@ -1,0 +1,1 @@
+"""Data audit, rewards and group advantages; pure Python that must not import torch."""

@@ -1,0 +1,1 @@
+"""Sampling of responses with the adapter on."""

@@ -1,0 +1,46 @@
+"""The one place where error types become exit codes; documented in docs/operations.md."""
+
+from longstraw_core.spec.errors import (
+    DataRefused,
+    IntegrityError,
+    LongStrawError,
+    NumericError,
+    Retryable,
+    SpecError,
+    StageFailed,
+)
+
+DONE = 0
+USAGE = 2
+STAGE_FAILED = 3
+DATA_REFUSED = 10
+INTEGRITY = 11
+NUMERIC = 12
+RETRYABLE = 75
+INTERRUPTED = 130
+
+EXIT_CODES: dict[type[LongStrawError], int] = {
+    SpecError: USAGE,
+    StageFailed: STAGE_FAILED,
+    DataRefused: DATA_REFUSED,
+    IntegrityError: INTEGRITY,
+    NumericError: NUMERIC,
+    Retryable: RETRYABLE,
+}
+
+_BY_NAME: dict[str, type[LongStrawError]] = {error.__name__: error for error in EXIT_CODES}
+
+
+def exit_code(error: BaseException) -> int:
+    """Exit code of an error; anything that is not one of ours counts as a failed stage."""
+    if isinstance(error, KeyboardInterrupt):
+        return INTERRUPTED
+    for kind in type(error).__mro__:
+        if kind in EXIT_CODES:
+            return EXIT_CODES[kind]
+    return STAGE_FAILED
+
+
+def error_from_name(name: str, message: str) -> LongStrawError:
+    """Rebuild an error that a stage reported in another process; unknown names become StageFailed."""
+    return _BY_NAME.get(name, StageFailed)(message)

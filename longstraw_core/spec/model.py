@@ -1,0 +1,25 @@
+"""The base of every specification and record model: frozen, closed, strict; and the integers JSON can carry."""
+
+from typing import Annotated, Any
+
+from pydantic import BaseModel, ConfigDict, Field
+
+MAX_JSON_INTEGER = 2**53 - 1
+"""Largest integer that every JSON reader keeps exactly (RFC 8785 and RFC 7493, I-JSON)."""
+
+JsonInteger = Annotated[int, Field(strict=True, ge=-MAX_JSON_INTEGER, le=MAX_JSON_INTEGER)]
+Count = Annotated[int, Field(strict=True, ge=0, le=MAX_JSON_INTEGER)]
+PositiveCount = Annotated[int, Field(strict=True, ge=1, le=MAX_JSON_INTEGER)]
+TokenId = Annotated[int, Field(strict=True, ge=0, le=2**31 - 1)]
+FiniteFloat = Annotated[float, Field(allow_inf_nan=False)]
+Sha256 = Annotated[str, Field(pattern=r"^sha256:[0-9a-f]{64}$")]
+
+
+class StrictModel(BaseModel):
+    """Immutable model that refuses unknown fields, so that a misspelt key is an error and not a default."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    def to_json_object(self) -> dict[str, Any]:
+        """Return plain JSON types (lists, dicts, strings, numbers, booleans, null)."""
+        return self.model_dump(mode="json")

@@ -1,0 +1,147 @@
+"""The transaction specification: everything a run needs to know, in one frozen YAML-able model."""
+
+from typing import Annotated, Literal
+
+from pydantic import Field, model_validator
+
+from longstraw_core.spec.model import Count, FiniteFloat, PositiveCount, Sha256, StrictModel
+from longstraw_core.spec.receipts import GradientMode
+
+Family = Literal["qwen3_5_text"]
+TargetPreset = Literal["attention", "attention+mlp", "all"]
+PositiveFloat = Annotated[FiniteFloat, Field(gt=0.0)]
+UnitFloat = Annotated[FiniteFloat, Field(ge=0.0, lt=1.0)]
+
+
+class ModelSpec(StrictModel):
+    """The frozen base model."""
+
+    snapshot: Annotated[str, Field(min_length=1)]
+    """Directory of a Hugging Face snapshot; relative to the specification file."""
+    digest: Sha256 | None = None
+    """Expected digest of the snapshot's tree manifest; checked before anything is loaded."""
+    family: Family
+    dtype: Literal["float32", "bfloat16"] = "bfloat16"
+
+
+class LoraSpec(StrictModel):
+    """The adapter that is trained."""
+
+    rank: Annotated[int, Field(strict=True, ge=1, le=512)] = 16
+    alpha: PositiveFloat = 32.0
+    targets: TargetPreset | Annotated[tuple[str, ...], Field(min_length=1)] = "all"
+    """A preset of the family, or module names such as `q_proj`."""
+
+
+class DataSpec(StrictModel):
+    """Where prompts come from."""
+
+    path: Annotated[str, Field(min_length=1)]
+    """JSONL file of DAPO-style rows; relative to the specification file."""
+    prompts_per_transaction: PositiveCount = 1
+    max_prompt_tokens: PositiveCount | None = None
+    """Longest prompt accepted after the chat template; None means what the model's positions allow."""
+    duplicates: Literal["fail", "drop", "keep"] = "drop"
+    """What to do with rows that repeat an earlier prompt with the same ground truth."""
+    shuffle: bool = True
+
+
+class SamplingSpec(StrictModel):
+    """How responses are sampled."""
+
+    engine: Literal["transformers"] = "transformers"
+    group_size: PositiveCount = 8
+    temperature: PositiveFloat = 1.0
+    max_response_tokens: PositiveCount = 1024
+
+
+class RewardSpec(StrictModel):
+    """How responses are scored."""
+
+    kind: Literal["dapo_math"] = "dapo_math"
+    variant: Literal["label", "strict_box"] = "label"
+    """`label`: the last `Answer:` line; `strict_box`: the last `\\boxed{}`, exact text."""
+    overlong_max_tokens: PositiveCount | None = None
+    """Length at which the soft overlong punishment reaches −1; None switches it off."""
+    overlong_cache_tokens: PositiveCount | None = None
+    """Width of the linear part before `overlong_max_tokens`."""
+
+    @model_validator(mode="after")
+    def _overlong_complete(self) -> "RewardSpec":
+        if (self.overlong_max_tokens is None) != (self.overlong_cache_tokens is None):
+            raise ValueError("overlong_max_tokens and overlong_cache_tokens are set together or not at all")
+        if (self.overlong_cache_tokens or 0) > (self.overlong_max_tokens or 0):
+            raise ValueError("overlong_cache_tokens must not exceed overlong_max_tokens")
+        return self
+
+
+class ObjectiveSpec(StrictModel):
+    """The GRPO objective."""
+
+    gradient: GradientMode = "exact"
+    aggregation: Literal["token_mean", "sequence_mean", "dr_grpo"] = "token_mean"
+    clip_low: UnitFloat = 0.2
+    clip_high: Annotated[FiniteFloat, Field(ge=0.0)] = 0.28
+    normalize_advantages: bool = True
+    """Divide by the group's standard deviation (GRPO) or not (Dr. GRPO)."""
+    kl_coefficient: Annotated[FiniteFloat, Field(ge=0.0)] = 0.0
+    """Weight of the KL term against the reference (the same model with the adapter disabled)."""
+    importance_cap: PositiveFloat | None = 2.0
+    """Upper bound of the per-token weight exp(old log-prob − sampler log-prob); None leaves it out."""
+    mask_truncated: bool = True
+    """Leave truncated responses out of the loss, in numerator and denominator."""
+
+
+class OptimizerSpec(StrictModel):
+    """AdamW and its schedule."""
+
+    learning_rate: PositiveFloat = 1e-5
+    beta1: UnitFloat = 0.9
+    beta2: UnitFloat = 0.999
+    epsilon: PositiveFloat = 1e-8
+    weight_decay: Annotated[FiniteFloat, Field(ge=0.0)] = 0.0
+    max_gradient_norm: PositiveFloat | None = 1.0
+    warmup_steps: Count = 0
+
+
+class LayoutSpec(StrictModel):
+    """How the work is laid out over ranks and time."""
+
+    context_parallel: Annotated[int, Field(strict=True, ge=1, le=1)] = 1
+    expert_parallel: Annotated[int, Field(strict=True, ge=1, le=1)] = 1
+    prompt_chunk_tokens: PositiveCount = 2048
+    """Prompt tokens captured, or swept with autograd, at once; bounds the live graph."""
+    page_tokens: PositiveCount = 256
+    """Tokens per resident page."""
+
+
+class ScheduleSpec(StrictModel):
+    """How many transactions a run chains and which stages may overlap."""
+
+    transactions: Annotated[int, Field(strict=True, ge=1, le=100)] = 1
+    exclusive_gpus: bool = True
+    """Capture waits for sampling, so that the two never hold the same GPUs."""
+
+
+class StorageSpec(StrictModel):
+    """Where artifacts are kept."""
+
+    uri: Annotated[str, Field(pattern=r"^file://.+")] = "file://./longstraw-store"
+
+
+class TransactionSpec(StrictModel):
+    """One GRPO transaction: the unit that a run executes one or more times."""
+
+    name: Annotated[str, Field(pattern=r"^[a-z0-9]([a-z0-9-]{0,48}[a-z0-9])?$")]
+    """Name of the run; lower-case letters, digits and hyphens, at most 50."""
+    seed: Count = 0
+    model: ModelSpec
+    lora: LoraSpec = LoraSpec()
+    data: DataSpec
+    sampling: SamplingSpec = SamplingSpec()
+    reward: RewardSpec = RewardSpec()
+    objective: ObjectiveSpec = ObjectiveSpec()
+    optimizer: OptimizerSpec = OptimizerSpec()
+    layout: LayoutSpec = LayoutSpec()
+    schedule: ScheduleSpec = ScheduleSpec()
+    storage: StorageSpec = StorageSpec()

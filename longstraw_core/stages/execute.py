@@ -1,0 +1,231 @@
+"""Runs one stage: inputs are verified, finished work is reused, outputs come first and the receipt last."""
+
+import importlib
+import json
+import os
+import tempfile
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from pydantic import ValidationError
+
+from longstraw_core.artifacts.outputs import check_receipt_outputs
+from longstraw_core.artifacts.receipts import find_receipt, read_receipt, receipt_name, write_receipt
+from longstraw_core.artifacts.store import Store, open_store
+from longstraw_core.spec import (
+    Descriptor,
+    IntegrityError,
+    SpecError,
+    StageReceipt,
+    TransactionSpec,
+    canonical_json,
+    sha256_digest,
+)
+from longstraw_core.spec.receipts import RankRecord, ReceiptPredicate, StageName
+from longstraw_core.stages.catalogue import StageEntry, stage_entry
+from longstraw_core.stages.context import PARENT_INPUT, StageContext, StageResult
+from longstraw_core.stages.events import EventLog, peak_memory_bytes
+from longstraw_core.stages.source import image_digest, source_digest, versions
+
+
+QUIET_AND_OFFLINE = {
+    "HF_HUB_OFFLINE": "1",
+    "TQDM_DISABLE": "1",
+    "TOKENIZERS_PARALLELISM": "false",
+    "TRANSFORMERS_VERBOSITY": "error",
+}
+"""Defaults of the libraries' own switches: no download at run time, no bars and repeated advice in stage logs."""
+
+
+@dataclass(frozen=True)
+class StageRequest:
+    """Which stage to run, of which transaction of which run."""
+
+    stage: str
+    spec: TransactionSpec
+    run: str
+    transaction: int
+    parent_checkpoint: Descriptor | None = None
+    expected_receipts: dict[StageName, str] = field(default_factory=dict)
+    """Digests of upstream receipts as the caller received them; read from the store when absent."""
+
+
+@dataclass(frozen=True)
+class StageOutcome:
+    """A finished stage: its receipt and whether it was already there."""
+
+    receipt: StageReceipt
+    descriptor: Descriptor
+    reused: bool
+    store: Store
+
+
+def parse_parent_checkpoint(text: str) -> Descriptor | None:
+    """Read the parameter `parent_checkpoint`: empty, or the descriptor of a checkpoint manifest as JSON."""
+    if not text.strip():
+        return None
+    try:
+        return Descriptor.model_validate_json(text)
+    except ValidationError as error:
+        problem = error.errors(include_url=False)[0]
+        place = ".".join(str(part) for part in problem["loc"]) or "value"
+        raise SpecError(
+            f"parent_checkpoint: {place}: {problem['msg']}; pass the descriptor that manifest_checkpoint printed"
+        ) from error
+
+
+def run_stage(request: StageRequest) -> StageOutcome:
+    """Run one stage, or verify and reuse what an earlier execution of it published.
+
+    Raises:
+        SpecError: unknown stage, or the stage was already run with another specification or other inputs.
+        IntegrityError: an input or an earlier output is not what its digest says.
+        DataRefused, NumericError, Retryable: what the stage itself reports.
+    """
+    entry = stage_entry(request.stage)
+    if request.transaction < 1:
+        raise SpecError(f"transaction: {request.transaction} must be 1 or more")
+    log = EventLog(entry.name, request.run, request.transaction)
+    started = time.monotonic()
+    log.emit("stage_started", gradient=request.spec.objective.gradient)
+    store = open_store(request.spec.storage.uri, create=not entry.upstream)
+    receipts, receipt_inputs = _upstream_receipts(store, request, entry)
+    earlier = _earlier_execution(store, request, entry, receipt_inputs)
+    if earlier is not None:
+        outcome = StageOutcome(earlier[0], earlier[1], reused=True, store=store)
+    else:
+        predicate = _execute(store, request, entry, receipts, receipt_inputs, log)
+        descriptor = write_receipt(store, predicate)
+        outcome = StageOutcome(read_receipt(store, descriptor), descriptor, reused=False, store=store)
+    predicate = outcome.receipt.predicate
+    log.emit(
+        "stage_finished",
+        status=predicate.status,
+        reused=outcome.reused,
+        seconds=round(time.monotonic() - started, 3),
+        peak_memory_bytes=max(
+            [peak_memory_bytes()] + [phase.peak_memory_bytes for rank in predicate.ranks for phase in rank.phases]
+        ),
+        gradient=predicate.gradient,
+        receipt=outcome.descriptor.digest,
+        metrics=predicate.metrics,
+    )
+    return outcome
+
+
+def _upstream_receipts(
+    store: Store, request: StageRequest, entry: StageEntry
+) -> tuple[dict[StageName, StageReceipt], dict[str, Descriptor]]:
+    receipts: dict[StageName, StageReceipt] = {}
+    inputs: dict[str, Descriptor] = {}
+    spec_digest = sha256_digest(canonical_json(request.spec))
+    for upstream in entry.upstream:
+        name = receipt_name(request.run, request.transaction, upstream)
+        descriptor = find_receipt(store, request.run, request.transaction, upstream)
+        if descriptor is None:
+            raise SpecError(
+                f"{entry.name} needs the receipt of {upstream}, and {name} is not in {store.uri}; run {upstream} first"
+            )
+        expected = request.expected_receipts.get(upstream, descriptor.digest)
+        if expected != descriptor.digest:
+            raise IntegrityError(f"{name}: expected {expected}, observed {descriptor.digest}; do not use it")
+        receipt = read_receipt(store, descriptor)
+        if receipt.predicate.spec_digest != spec_digest:
+            raise SpecError(
+                f"{upstream} was run with another specification ({receipt.predicate.spec_digest}, "
+                f"this one is {spec_digest}); use one specification for the whole run"
+            )
+        receipts[upstream] = receipt
+        inputs[f"receipt:{upstream}"] = descriptor
+    return receipts, inputs
+
+
+def _earlier_execution(
+    store: Store, request: StageRequest, entry: StageEntry, receipt_inputs: dict[str, Descriptor]
+) -> tuple[StageReceipt, Descriptor] | None:
+    descriptor = find_receipt(store, request.run, request.transaction, entry.name)
+    if descriptor is None:
+        return None
+    receipt = read_receipt(store, descriptor)
+    predicate = receipt.predicate
+    wanted = {
+        "specification": (predicate.spec_digest, sha256_digest(canonical_json(request.spec))),
+        "code": (predicate.source_digest, source_digest()),
+        "parent checkpoint": (
+            predicate.inputs.get(PARENT_INPUT),
+            request.parent_checkpoint if "parent checkpoint" in entry.external and request.transaction == 1 else None,
+        ),
+        "inputs": (
+            {key: value for key, value in predicate.inputs.items() if key.startswith("receipt:")},
+            receipt_inputs,
+        ),
+    }
+    for what, (found, expected) in wanted.items():
+        if found != expected:
+            raise SpecError(
+                f"{descriptor.uri}: {entry.name} was already run in this run with another {what}; "
+                "start a new run under another name"
+            )
+    check_receipt_outputs(store, receipt)
+    return receipt, descriptor
+
+
+def _execute(
+    store: Store,
+    request: StageRequest,
+    entry: StageEntry,
+    receipts: dict[StageName, StageReceipt],
+    receipt_inputs: dict[str, Descriptor],
+    log: EventLog,
+) -> ReceiptPredicate:
+    for variable, value in QUIET_AND_OFFLINE.items():
+        os.environ.setdefault(variable, value)
+    module = importlib.import_module(f"longstraw_core.stages.{entry.name}")
+    execute: Callable[[StageContext], StageResult] = module.execute
+    with tempfile.TemporaryDirectory(prefix="longstraw-") as scratch:
+        context = StageContext(
+            stage=entry.name,
+            spec=request.spec,
+            run=request.run,
+            transaction=request.transaction,
+            store=store,
+            scratch=Path(scratch),
+            log=log,
+            receipts=receipts,
+            parent_checkpoint=request.parent_checkpoint if "parent checkpoint" in entry.external else None,
+            inputs=dict(receipt_inputs),
+        )
+        result = execute(context)
+    if set(result.outputs) != set(entry.outputs):
+        raise AssertionError(f"{entry.name} published {sorted(result.outputs)}, the catalogue says {entry.outputs}")
+    return ReceiptPredicate(
+        stage=entry.name,
+        run=request.run,
+        transaction=request.transaction,
+        spec_digest=sha256_digest(canonical_json(request.spec)),
+        source_digest=source_digest(),
+        image_digest=image_digest(),
+        gradient=request.spec.objective.gradient,
+        seed=request.spec.seed,
+        inputs=context.inputs,
+        outputs=result.outputs,
+        context_parallel=request.spec.layout.context_parallel,
+        expert_parallel=request.spec.layout.expert_parallel,
+        ranks=(RankRecord(rank=0, device="cpu", phases=tuple(context.phases)),),
+        versions=versions(),
+        metrics=result.metrics,
+        status=result.status,
+    )
+
+
+def spec_from_parameter(text: str) -> TransactionSpec:
+    """Read the pipeline parameter `spec`: one specification as a JSON string."""
+    from longstraw_core.spec.parse import parse_transaction_spec
+
+    try:
+        json.loads(text)
+    except ValueError as error:
+        raise SpecError(f"parameter spec: not JSON: {error}") from error
+    return parse_transaction_spec(text, "parameter spec")

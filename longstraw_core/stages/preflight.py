@@ -1,0 +1,23 @@
+"""Cheap checks before a run starts: everything that can be refused without computing is refused here."""
+
+from pathlib import Path
+
+from longstraw_core.rewards.prompt_tokens import prompt_token_limit, read_model_limits
+from longstraw_core.spec import DataRefused, SpecError, TransactionSpec
+from longstraw_core.stages.snapshot import check_snapshot
+
+
+def check_before_start(spec: TransactionSpec) -> None:
+    """Check that the snapshot is complete, the data file is there, and the lengths can fit the model.
+
+    Raises:
+        SpecError: naming the file or field.
+        DataRefused: the data file is empty.
+    """
+    snapshot, rows = Path(spec.model.snapshot), Path(spec.data.path)
+    check_snapshot(snapshot, spec.model.family)
+    prompt_token_limit(spec.data, read_model_limits(snapshot), spec.sampling.max_response_tokens)
+    if not rows.is_file():
+        raise SpecError(f"data.path: {rows} is not a file")
+    if rows.stat().st_size == 0:
+        raise DataRefused(f"{rows}: the file is empty; it must hold one JSON row per line")

@@ -1,0 +1,1 @@
+"""The training session: model and adapter loading, one transaction's update, checkpoints."""

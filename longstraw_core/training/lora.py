@@ -1,0 +1,214 @@
+"""LoRA adapters in PEFT's format: a fresh seeded one, byte-deterministic saving, and loading that refuses by name."""
+
+import json
+import warnings
+from pathlib import Path
+from typing import Any, cast
+
+import torch
+from peft import LoraConfig, PeftModel, get_peft_model
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import load_file, save_file
+from torch import nn
+
+from longstraw_core.spec.errors import IntegrityError, SpecError
+from longstraw_core.spec.transaction import LoraSpec
+
+CONFIG_NAME = "adapter_config.json"
+WEIGHTS_NAME = "adapter_model.safetensors"
+ADAPTER = "default"
+
+ATTENTION = (
+    "in_proj_a",
+    "in_proj_b",
+    "in_proj_qkv",
+    "in_proj_z",
+    "k_proj",
+    "o_proj",
+    "out_proj",
+    "q_proj",
+    "v_proj",
+)
+MLP = ("down_proj", "gate_proj", "up_proj")
+PRESETS = {"attention": ATTENTION, "attention+mlp": ATTENTION + MLP, "all": ATTENTION + MLP}
+"""Module names of each preset of the `qwen3_5_text` family: without experts, `all` is `attention+mlp`."""
+
+
+def target_names(base_model: nn.Module, lora: LoraSpec) -> tuple[str, ...]:
+    """Return the module names asked for, sorted.
+
+    Raises:
+        SpecError: a name matches no linear module of the decoder layers; lists those that exist.
+    """
+    available = sorted(
+        {
+            name.rsplit(".", 1)[-1]
+            for name, module in base_model.named_modules()
+            if isinstance(module, nn.Linear) and ".layers." in name and ".visual." not in name
+        }
+    )
+    if isinstance(lora.targets, str):
+        return tuple(sorted(name for name in PRESETS[lora.targets] if name in available))
+    for name in lora.targets:
+        if name not in available:
+            raise SpecError(f"lora.targets: no module is called {name!r}; this model has {', '.join(available)}")
+    return tuple(sorted(set(lora.targets)))
+
+
+def inject_adapter(base_model: nn.Module, lora: LoraSpec, *, seed: int) -> PeftModel:
+    """Wrap the target modules with a fresh adapter (A Kaiming-uniform, B zero) drawn from `seed`.
+
+    The base is frozen; adapter weights are fp32 whatever the base's dtype is. The random generators of the process
+    are left as they were.
+
+    Raises:
+        SpecError: an unknown target, or PEFT wrapped other modules than were asked for.
+    """
+    targets = target_names(base_model, lora)
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        return _wrap(base_model, targets, rank=lora.rank, alpha=lora.alpha)
+
+
+def _wrap(base_model: nn.Module, targets: tuple[str, ...], *, rank: int, alpha: float) -> PeftModel:
+    expected = {
+        name
+        for name, module in base_model.named_modules()
+        if isinstance(module, nn.Linear)
+        and ".layers." in name
+        and name.rsplit(".", 1)[-1] in targets
+        and ".visual." not in name
+    }
+    base_model.requires_grad_(False)
+    config = LoraConfig(
+        r=rank,
+        lora_alpha=alpha,  # type: ignore[arg-type]  # PEFT divides it by r; a float is meant to work
+        lora_dropout=0.0,
+        bias="none",
+        task_type="CAUSAL_LM",
+        target_modules=sorted(expected),
+    )
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", FutureWarning)
+        model = get_peft_model(base_model, config)  # type: ignore[arg-type]
+    wrapped = {
+        name.removeprefix("base_model.model.")
+        for name, module in model.named_modules()
+        if hasattr(module, "lora_A") and hasattr(module, "base_layer")
+    }
+    if wrapped != expected:
+        raise SpecError(f"PEFT wrapped other modules than lora.targets asks for: {sorted(wrapped ^ expected)}")
+    config.target_modules = list(targets)
+    model.eval()
+    return cast(PeftModel, model)
+
+
+def trainable_parameters(model: nn.Module) -> dict[str, nn.Parameter]:
+    """Return the trained parameters by PEFT's state-dict names (`base_model.model…lora_A.weight`), sorted."""
+    named = {
+        name.replace(f".{ADAPTER}.", "."): parameter
+        for name, parameter in model.named_parameters()
+        if parameter.requires_grad
+    }
+    return dict(sorted(named.items()))
+
+
+def _config_json(model: PeftModel) -> bytes:
+    """PEFT's adapter_config.json with sorted lists and keys, and without the path of the base model."""
+    fields = model.peft_config[ADAPTER].to_dict()
+    fields["base_model_name_or_path"] = None
+    fields["inference_mode"] = True
+    plain = {key: sorted(value) if isinstance(value, set) else value for key, value in fields.items()}
+    return (json.dumps(plain, indent=2, sort_keys=True) + "\n").encode()
+
+
+def save_adapter(model: PeftModel, directory: Path) -> None:
+    """Write adapter_config.json and adapter_model.safetensors; equal adapters give equal bytes."""
+    directory.mkdir(parents=True, exist_ok=True)
+    tensors = {name: parameter.detach().cpu().contiguous() for name, parameter in trainable_parameters(model).items()}
+    save_file(tensors, directory / WEIGHTS_NAME, metadata={"format": "pt"})
+    (directory / CONFIG_NAME).write_bytes(_config_json(model))
+
+
+def _read_config(directory: Path) -> dict[str, Any]:
+    path = directory / CONFIG_NAME
+    try:
+        fields = json.loads(path.read_bytes())
+    except (OSError, ValueError) as error:
+        raise SpecError(f"{path}: no readable adapter configuration: {error}") from error
+    if not isinstance(fields, dict) or fields.get("peft_type") != "LORA":
+        raise SpecError(f"{path}: peft_type is {fields.get('peft_type')!r}, only LORA adapters are supported")
+    for key in ("use_dora", "use_rslora", "modules_to_save", "rank_pattern", "alpha_pattern", "target_parameters"):
+        if fields.get(key):
+            raise SpecError(f"{path}: {key} is not supported")
+    if fields.get("lora_dropout", 0.0) or fields.get("bias", "none") != "none":
+        raise SpecError(f"{path}: lora_dropout must be 0 and bias must be 'none'")
+    targets = fields.get("target_modules")
+    if not isinstance(targets, list) or not targets or not all(isinstance(name, str) for name in targets):
+        raise SpecError(f"{path}: target_modules must be a list of module names")
+    if not isinstance(fields.get("r"), int) or not isinstance(fields.get("lora_alpha"), int | float):
+        raise SpecError(f"{path}: r and lora_alpha must be numbers")
+    return fields
+
+
+def load_adapter(base_model: nn.Module, directory: Path, *, expected: LoraSpec | None = None) -> PeftModel:
+    """Wrap `base_model` with a stored adapter.
+
+    Args:
+        expected: when given, rank, alpha and targets must equal it.
+
+    Raises:
+        SpecError: the configuration is unsupported, differs from `expected`, or a tensor is missing, unexpected,
+            empty or of another shape or rank than this model needs; names it.
+        IntegrityError: the weights are not a safetensors file.
+    """
+    fields = _read_config(directory)
+    targets = tuple(sorted(fields["target_modules"]))
+    asked = LoraSpec(rank=fields["r"], alpha=float(fields["lora_alpha"]), targets=targets)
+    if expected is not None:
+        wanted = (expected.rank, expected.alpha, target_names(base_model, expected))
+        if (asked.rank, asked.alpha, targets) != wanted:
+            raise SpecError(
+                f"{directory}: adapter has rank {asked.rank}, alpha {asked.alpha:g}, targets {', '.join(targets)}; "
+                f"asked for are rank {wanted[0]}, alpha {wanted[1]:g}, targets {', '.join(wanted[2])}"
+            )
+    _tensor_shapes(directory / WEIGHTS_NAME)
+    model = inject_adapter(base_model, asked, seed=0)
+    load_adapter_tensors(model, directory)
+    return model
+
+
+def load_adapter_tensors(model: PeftModel, directory: Path) -> None:
+    """Copy stored weights into an adapter that is already injected.
+
+    Raises:
+        SpecError: a tensor is missing, unexpected, or of another shape or rank than this model needs; names it.
+        IntegrityError: the weights are not a safetensors file, or not finite.
+    """
+    path = directory / WEIGHTS_NAME
+    shapes = _tensor_shapes(path)
+    parameters = trainable_parameters(model)
+    for name in sorted(set(parameters) - set(shapes)):
+        raise SpecError(f"{path}: tensor {name} is missing")
+    for name in sorted(set(shapes) - set(parameters)):
+        raise SpecError(f"{path}: tensor {name} belongs to no module of this model")
+    for name, parameter in parameters.items():
+        if shapes[name] != tuple(parameter.shape):
+            raise SpecError(
+                f"{path}: tensor {name} has shape {shapes[name]}, this model needs {tuple(parameter.shape)}"
+            )
+    stored = load_file(path)
+    for name in parameters:
+        if not torch.isfinite(stored[name]).all():
+            raise IntegrityError(f"{path}: tensor {name} contains values that are not finite")
+    with torch.no_grad():
+        for name, parameter in parameters.items():
+            parameter.copy_(stored[name])
+
+
+def _tensor_shapes(path: Path) -> dict[str, tuple[int, ...]]:
+    try:
+        with safe_open(path, framework="pt") as file:
+            return {name: tuple(file.get_slice(name).get_shape()) for name in file.keys()}  # noqa: SIM118
+    except (OSError, SafetensorError) as error:
+        raise IntegrityError(f"{path}: not a readable safetensors file: {error}") from error

@@ -1,0 +1,89 @@
+"""Loads the frozen base model and its adapter; refuses snapshots with missing or misshapen tensors."""
+
+from pathlib import Path
+from typing import Any
+
+import torch
+from peft import PeftModel
+from transformers import AutoConfig, AutoModelForCausalLM
+
+from longstraw_core.mixers.qwen3_5 import bind_family
+from longstraw_core.spec.errors import IntegrityError, SpecError
+from longstraw_core.spec.transaction import LoraSpec, ModelSpec
+from longstraw_core.training.lora import load_adapter
+
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
+
+
+def use_deterministic_arithmetic() -> None:
+    """Make repeated runs on the same device equal: no TF32, no autotuned and no non-deterministic kernels."""
+    torch.backends.cuda.matmul.allow_tf32 = False
+    torch.backends.cudnn.allow_tf32 = False
+    torch.backends.cudnn.benchmark = False
+    torch.backends.cudnn.deterministic = True
+    torch.use_deterministic_algorithms(True, warn_only=True)
+
+
+def load_base_model(snapshot_dir: Path, model_spec: ModelSpec, *, device: str = "cpu") -> Any:
+    """Load a Hugging Face snapshot (safetensors only) in evaluation mode, frozen.
+
+    Raises:
+        SpecError: no snapshot, or a model of another family.
+        IntegrityError: a tensor is missing or has another shape than the configuration says.
+    """
+    use_deterministic_arithmetic()
+    if not (snapshot_dir / "config.json").is_file():
+        raise SpecError(f"model.snapshot: {snapshot_dir} has no config.json")
+    try:
+        config = AutoConfig.from_pretrained(snapshot_dir, local_files_only=True)
+    except (OSError, ValueError, KeyError) as error:
+        raise SpecError(f"model.snapshot: {snapshot_dir}/config.json cannot be read: {_first_line(error)}") from error
+    if config.model_type not in (model_spec.family, model_spec.family.removesuffix("_text")):
+        raise SpecError(f"model.snapshot: {snapshot_dir} is a {config.model_type} model, not {model_spec.family}")
+    try:
+        loaded: Any = AutoModelForCausalLM.from_pretrained(
+            snapshot_dir,
+            dtype=DTYPES[model_spec.dtype],
+            use_safetensors=True,
+            local_files_only=True,
+            ignore_mismatched_sizes=True,
+            output_loading_info=True,
+        )
+    except (OSError, RuntimeError, ValueError) as error:
+        raise IntegrityError(f"model.snapshot: {snapshot_dir} cannot be loaded: {_first_line(error)}") from error
+    model, report = loaded
+    for name in sorted(report["missing_keys"]):
+        raise IntegrityError(f"model.snapshot: {snapshot_dir} lacks tensor {name}")
+    for mismatch in sorted(report["mismatched_keys"]):
+        raise IntegrityError(
+            f"model.snapshot: tensor {mismatch[0]} in {snapshot_dir} has shape {tuple(mismatch[1])}, "
+            f"its config.json says {tuple(mismatch[2])}"
+        )
+    model.requires_grad_(False)
+    model.eval()
+    bind_family(model, page_tokens=1)
+    return model.to(device)
+
+
+def load_policy_model(
+    snapshot_dir: Path,
+    adapter_dir: Path,
+    model_spec: ModelSpec,
+    *,
+    lora: LoraSpec | None = None,
+    device: str = "cpu",
+) -> PeftModel:
+    """Load the base model and a stored adapter.
+
+    Args:
+        lora: when given, the adapter must have this rank, alpha and these targets.
+
+    Raises:
+        SpecError, IntegrityError: as `load_base_model` and `longstraw_core.training.lora.load_adapter`.
+    """
+    base = load_base_model(snapshot_dir, model_spec, device=device)
+    return load_adapter(base, adapter_dir, expected=lora)
+
+
+def _first_line(error: BaseException) -> str:
+    return (str(error).strip().splitlines() or [type(error).__name__])[0]

@@ -1,0 +1,1 @@
+"""A tiny real checkpoint of the hybrid architecture, its tokenizer, and the long documents it reads."""

@@ -1,0 +1,121 @@
+"""The texts that the tiny model is pretrained on, from look-up drills to whole ledgers; stdlib only.
+
+A lesson is a list of pieces `(text, taught)`; only taught pieces enter the loss. All lessons use the sentences of
+`ledger`, so that what is learned on short texts carries over to long ones.
+"""
+
+import random
+from dataclasses import dataclass
+from typing import Literal
+
+from longstraw_core.training.tiny.ledger import (
+    ANSWER_FORMAT,
+    DEVICES,
+    QUESTIONS,
+    Asked,
+    Ledger,
+    below,
+    log_line,
+    question,
+    write_ledger,
+)
+from longstraw_core.training.tiny.tokenizer import END, START
+
+Piece = tuple[str, bool]
+NAMES = ("final", "draft", *DEVICES)
+"""What a code may be called in the drills; ledgers use the first two only."""
+
+OPEN_FINAL, OPEN_OTHER = 0.4, 0.2
+"""How often a text answers the open question with the final code, and how often in another form than asked for."""
+
+
+@dataclass(frozen=True)
+class Phase:
+    """One part of the curriculum: `steps` batches of `batch` lessons of one kind and size."""
+
+    kind: Literal["drill", "interview", "ledger"]
+    steps: int
+    batch: int
+    size: int
+    """Drill: lines; interview: ordinary lines; ledger: lines of the document."""
+
+
+def drill(rng: random.Random, lines: int, names: int = 4) -> list[Piece]:
+    """Return lines `code NAME=NN` of a few names; from its second mention on, a name's number is taught."""
+    chosen = shuffled(rng, NAMES)[:names]
+    codes = {name: two_digits(rng) for name in chosen}
+    seen: set[str] = set()
+    pieces: list[Piece] = []
+    for _ in range(lines):
+        name = chosen[below(rng, names)]
+        pieces += [(f"code {name}=", False), (codes[name], name in seen), ("\n", False)]
+        seen.add(name)
+    return pieces
+
+
+def interview(rng: random.Random, ordinary_lines: int, names: int = 4) -> list[Piece]:
+    """Return a short ledger with several named codes, then one question and answer for each."""
+    chosen = shuffled(rng, NAMES)[:names]
+    codes = {name: two_digits(rng) for name in chosen}
+    body = [log_line(rng) for _ in range(ordinary_lines)]
+    for name in chosen:
+        body.insert(below(rng, len(body) + 1), f"code {name}={codes[name]}")
+    pieces: list[Piece] = []
+    document = "\n".join(body) + "\n"
+    for name in shuffled(rng, tuple(chosen)):
+        asked = f"{document}Report the {name} code of this ledger. {ANSWER_FORMAT}"
+        pieces += turn(asked, f"{quote(name, codes[name])}Answer: {codes[name]}")
+        document = ""
+    return pieces
+
+
+def ledger_lesson(rng: random.Random, lines: int) -> list[Piece]:
+    """Return a whole ledger with one to three questions, of which the first is the one that the task asks."""
+    ledger = write_ledger(rng, lines)
+    first: Asked = ("open", "final", "draft")[below(rng, 3)]
+    pieces = turn(question(ledger, first), answer(rng, ledger, first))
+    for asked in shuffled(rng, ("final", "draft"))[: below(rng, 3)]:
+        pieces += turn(f"{QUESTIONS[asked]} {ANSWER_FORMAT}", answer(rng, ledger, asked))
+    return pieces
+
+
+def answer(rng: random.Random, ledger: Ledger, asked: Asked) -> str:
+    """Return what a text answers: it quotes a line of the ledger, then says the number.
+
+    The open question is answered by one of several habits, of which only the first earns a reward later.
+    """
+    habit = rng.random()
+    name, label = asked, "Answer"
+    if asked == "open":
+        name = "final" if habit < OPEN_FINAL or habit > 1 - OPEN_OTHER / 2 else "draft"
+        label = "Code" if habit > 1 - OPEN_OTHER else "Answer"
+    number = ledger.final if name == "final" else ledger.draft
+    return f"{quote(name, str(number))}{label}: {number}"
+
+
+def quote(name: str, number: str) -> str:
+    """Return the ledger's line that carries the code `name`."""
+    return f"code {name}={number}\n"
+
+
+def turn(asked: str, answered: str) -> list[Piece]:
+    """Return one question and its answer in the chat template's form; the answer and its end are taught."""
+    return [
+        (f"{START}user\n{asked}{END}\n{START}assistant\n", False),
+        (f"{answered}{END}", True),
+        ("\n", False),
+    ]
+
+
+def two_digits(rng: random.Random) -> str:
+    """Return a number from 10 to 99 as text."""
+    return f"{1 + below(rng, 9)}{below(rng, 10)}"
+
+
+def shuffled(rng: random.Random, names: tuple[str, ...]) -> list[str]:
+    """Return `names` in random order."""
+    order = list(names)
+    for last in range(len(order) - 1, 0, -1):
+        other = below(rng, last + 1)
+        order[last], order[other] = order[other], order[last]
+    return order

@@ -1,0 +1,1 @@
+"""KFP pipelines: graphs over the components, no logic."""

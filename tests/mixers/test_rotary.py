@@ -1,0 +1,29 @@
+"""Rotary angles against transformers' module, and at positions that bf16 cannot tell apart."""
+
+import torch
+from transformers.models.qwen3_5.modeling_qwen3_5 import Qwen3_5TextRotaryEmbedding, apply_rotary_pos_emb
+
+from engine.oracle import tiny_config
+from longstraw_core.mixers.rotary import inverse_frequencies, rotary_angles, rotate
+
+
+def test_angles_and_rotation_equal_transformers() -> None:
+    config = tiny_config(["full_attention"])
+    reference = Qwen3_5TextRotaryEmbedding(config)
+    x_TND = torch.randn(6, 4, 32, generator=torch.Generator().manual_seed(0))
+    for start in (0, 5, 65_533):
+        positions = torch.arange(start, start + 6)[None, None].expand(3, 1, -1)
+        cos, sin = reference(x_TND, positions)
+        cos_TD, sin_TD = rotary_angles(start, 6, inverse_frequencies(10_000_000.0, 8, torch.device("cpu")))
+        assert torch.equal(cos_TD, cos[0])
+        assert torch.equal(sin_TD, sin[0])
+        expected, _ = apply_rotary_pos_emb(x_TND[None], x_TND[None], cos, sin, unsqueeze_dim=2)
+        torch.testing.assert_close(rotate(x_TND, cos_TD, sin_TD), expected[0], rtol=0, atol=1e-6)
+
+
+def test_neighbouring_far_positions_rotate_differently_in_bfloat16() -> None:
+    inverse = inverse_frequencies(10_000_000.0, 8, torch.device("cpu"))
+    x_TND = torch.ones(2, 1, 8, dtype=torch.bfloat16)
+    rotated_TND = rotate(x_TND, *rotary_angles(65_535, 2, inverse))
+    assert rotated_TND.dtype == torch.bfloat16
+    assert (rotated_TND[0] - rotated_TND[1]).abs().max() > 0.1

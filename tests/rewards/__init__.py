@@ -1,0 +1,1 @@
+"""Tests of the data audit, rewards and group advantages."""

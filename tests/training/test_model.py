@@ -1,0 +1,74 @@
+"""Loading snapshots: safetensors only, complete, of the right family."""
+
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from engine.oracle import full_logprobs, tiny_base
+from longstraw_core.spec.errors import IntegrityError, SpecError
+from longstraw_core.spec.transaction import LoraSpec, ModelSpec
+from longstraw_core.training.lora import inject_adapter, save_adapter
+from longstraw_core.training.model import load_base_model, load_policy_model
+
+SPEC = ModelSpec(snapshot="model", family="qwen3_5_text", dtype="float32")
+LAYERS = ("linear_attention", "full_attention")
+
+
+@pytest.fixture
+def snapshot(tmp_path: Path) -> Path:
+    tiny_base(LAYERS).save_pretrained(tmp_path / "model")
+    return tmp_path / "model"
+
+
+def test_base_and_adapter_come_back_frozen_and_in_evaluation_mode(snapshot: Path, tmp_path: Path) -> None:
+    save_adapter(inject_adapter(tiny_base(LAYERS), LoraSpec(rank=2), seed=0), tmp_path / "adapter")
+    model = load_policy_model(snapshot, tmp_path / "adapter", SPEC, lora=LoraSpec(rank=2))
+    assert not model.training
+    assert all(parameter.requires_grad == ("lora_" in name) for name, parameter in model.named_parameters())
+    with torch.no_grad():
+        expected = full_logprobs(tiny_base(LAYERS), [1, 2], [3])  # type: ignore[arg-type]
+        assert torch.equal(full_logprobs(model, [1, 2], [3]), expected)
+
+
+def test_bfloat16_keeps_the_adapter_in_float32(snapshot: Path, tmp_path: Path) -> None:
+    save_adapter(inject_adapter(tiny_base(LAYERS), LoraSpec(rank=2), seed=0), tmp_path / "adapter")
+    model = load_policy_model(snapshot, tmp_path / "adapter", SPEC.model_copy(update={"dtype": "bfloat16"}))
+    for name, parameter in model.named_parameters():
+        assert parameter.dtype == (torch.float32 if "lora_" in name else torch.bfloat16), name
+
+
+@pytest.mark.parametrize(("change", "message"), [("missing", "lacks tensor"), ("misshapen", "has shape")])
+def test_an_incomplete_snapshot_is_refused_by_tensor(snapshot: Path, change: str, message: str) -> None:
+    path = snapshot / "model.safetensors"
+    tensors = load_file(path)
+    name = next(name for name in tensors if name.endswith("layers.1.self_attn.k_proj.weight"))
+    if change == "missing":
+        del tensors[name]
+    else:
+        tensors[name] = tensors[name][:-1].contiguous()
+    save_file(tensors, path, metadata={"format": "pt"})
+    with pytest.raises(IntegrityError, match=rf"{message}|layers\.1\.self_attn\.k_proj\.weight") as caught:
+        load_base_model(snapshot, SPEC)
+    assert "layers.1.self_attn.k_proj.weight" in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_pickled_weights_are_not_loaded(snapshot: Path) -> None:
+    tensors = load_file(snapshot / "model.safetensors")
+    (snapshot / "model.safetensors").unlink()
+    torch.save(tensors, snapshot / "pytorch_model.bin")
+    with pytest.raises(IntegrityError, match="cannot be loaded"):
+        load_base_model(snapshot, SPEC)
+
+
+def test_a_directory_without_a_model_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(SpecError, match=r"has no config.json"):
+        load_base_model(tmp_path, SPEC)
+
+
+def test_another_family_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text('{"model_type": "llama", "architectures": ["LlamaForCausalLM"]}')
+    with pytest.raises(SpecError, match="is a llama model, not qwen3_5_text"):
+        load_base_model(tmp_path, SPEC)
