@@ -35,7 +35,7 @@ run: $(EXAMPLE)/tiny-model $(EXAMPLE)/rows.jsonl  ## Run the example: six real t
 		--set seed=$(SEED) --workdir $(RUN)-seed$(SEED)
 
 test: $(STAMP)   ## Run the tests
-	OMP_NUM_THREADS=1 TOKENIZERS_PARALLELISM=false $(BIN)/pytest -n 2 --dist worksteal
+	OMP_NUM_THREADS=1 TOKENIZERS_PARALLELISM=false $(BIN)/pytest -n 2 --dist loadfile
 
 lint: $(STAMP)   ## Style, types and layer order
 	$(BIN)/ruff check .

@@ -82,7 +82,8 @@ def sample_group(
                 cache = _prefill(base, prompt, prompt_chunk_tokens)
             # reorder_cache copies; recurrent and convolution states are written in place, so no two rows may share them
             if cache is not None and sampling.group_size > 1:
-                cache.reorder_cache(torch.zeros(sampling.group_size, dtype=torch.long, device=base.device))
+                first_row_B: Any = torch.zeros(sampling.group_size, dtype=torch.long, device=base.device)
+                cache.reorder_cache(first_row_B)
             with _random_state(rollout_seed(seed, transaction, prompt.prompt_id), base.device):
                 tokens_BT, logprobs_BT = _generate(base, prompt, sampling, cache, end_tokens)
     finally:
@@ -151,7 +152,7 @@ class SampledLogprobs(LogitsProcessor):
         self.prompt_id = prompt_id
         self.temperature = temperature
         self.recorder = _TokenRecorder(self)
-        self._step_BV: torch.Tensor | None = None
+        self._step_BV = torch.empty(0)
         self._taken: list[torch.Tensor] = []
 
     def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
@@ -165,7 +166,6 @@ class SampledLogprobs(LogitsProcessor):
 
     def take(self, tokens_B: torch.Tensor) -> None:
         """Record the log-probabilities of the tokens that were sampled from the step's distribution."""
-        assert self._step_BV is not None
         self._taken.append(self._step_BV.gather(1, tokens_B[:, None]).squeeze(1))
 
     def logprobs(self) -> torch.Tensor:
@@ -177,7 +177,7 @@ class _TokenRecorder(StoppingCriteria):
     def __init__(self, trace: SampledLogprobs) -> None:
         self.trace = trace
 
-    def __call__(self, input_ids: torch.Tensor, scores: Any, **kwargs: Any) -> torch.Tensor:
+    def __call__(self, input_ids: torch.Tensor, scores: Any, **kwargs: Any) -> Any:
         self.trace.take(input_ids[:, -1])
         return torch.zeros(input_ids.shape[0], dtype=torch.bool, device=input_ids.device)
 

@@ -29,7 +29,6 @@ from longstraw_core.stages.context import PARENT_INPUT, StageContext, StageResul
 from longstraw_core.stages.events import EventLog, peak_memory_bytes
 from longstraw_core.stages.source import image_digest, source_digest, versions
 
-
 QUIET_AND_OFFLINE = {
     "HF_HUB_OFFLINE": "1",
     "TQDM_DISABLE": "1",

@@ -1,4 +1,4 @@
-"""Independent references: transformers' own full forward under PEFT and plain autograd. Shares no code with the engine."""
+"""Independent references: transformers' full forward under PEFT, plain autograd. Shares no code with the engine."""
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -162,7 +162,9 @@ def gradients(model: torch.nn.Module) -> dict[str, torch.Tensor]:
 
 @contextmanager
 def output_hooks(
-    model: torch.nn.Module, names: Sequence[str], change: Callable[[torch.nn.Module, torch.Tensor, torch.Tensor], torch.Tensor]
+    model: torch.nn.Module,
+    names: Sequence[str],
+    change: Callable[[torch.nn.Module, torch.Tensor, torch.Tensor], torch.Tensor],
 ) -> Iterator[None]:
     """Replace the outputs of modules with these last names by change(module, input, output)."""
     handles = [

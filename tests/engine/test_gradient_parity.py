@@ -22,7 +22,13 @@ from longstraw_core.spec.receipts import GradientMode
 from longstraw_core.spec.transaction import LayoutSpec
 
 LAYERS = {
-    "ends in attention": ("linear_attention", "linear_attention", "full_attention", "linear_attention", "full_attention"),
+    "ends in attention": (
+        "linear_attention",
+        "linear_attention",
+        "full_attention",
+        "linear_attention",
+        "full_attention",
+    ),
     "ends in GDN": ("full_attention", "linear_attention", "full_attention", "linear_attention"),
 }
 CASES = [

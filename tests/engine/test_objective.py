@@ -51,7 +51,7 @@ def trl_loss(
         loss = (per_token_loss * mask).sum() / (rows.sum() * MAX_RESPONSE_TOKENS)
 
     def masked_mean(x: torch.Tensor) -> float:
-        return float((x * mask).sum() / mask.sum())
+        return float((x.detach() * mask).sum() / mask.sum())
 
     is_low = (coef_1 < 1 - objective.clip_low) & (advantages < 0)
     is_high = (coef_1 > 1 + objective.clip_high) & (advantages > 0)

@@ -87,10 +87,10 @@ def test_a_truncated_or_missing_shard_is_refused(tmp_path: Path) -> None:
     filled_state(pool()).save(tmp_path, IDENTITY)
     shard = tmp_path / "layer-00001.safetensors"
     shard.write_bytes(shard.read_bytes()[:-8])
-    with pytest.raises(IntegrityError, match="layer-00001.*missing or not"):
+    with pytest.raises(IntegrityError, match=r"layer-00001.*missing or not"):
         empty_state().restore(tmp_path, IDENTITY)
     shard.unlink()
-    with pytest.raises(IntegrityError, match="layer-00001.*missing or not"):
+    with pytest.raises(IntegrityError, match=r"layer-00001.*missing or not"):
         empty_state().restore(tmp_path, IDENTITY)
 
 

@@ -1,6 +1,6 @@
 """The sampler's tokens and log-probabilities are those of an ordinary full forward pass of the PEFT model."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 import pytest
 import torch
@@ -15,6 +15,15 @@ from longstraw_core.training.tiny.tokenizer import build_tokenizer
 
 LINEARS = ["q_proj", "k_proj", "v_proj", "o_proj", "in_proj_qkv", "in_proj_z", "in_proj_b", "in_proj_a", "out_proj"]
 LINEARS += ["gate_proj", "up_proj", "down_proj"]
+
+
+@pytest.fixture(autouse=True)
+def one_thread() -> Iterator[None]:
+    """Tensors this small lose time to a second thread."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
 
 
 @pytest.fixture(scope="module")
@@ -104,12 +113,21 @@ def test_logprobs_equal_a_full_forward(
 def test_the_two_modes_are_different_models(untrained: PeftModel, tokenizer: PreTrainedTokenizerBase) -> None:
     everywhere, response_only = (
         sample_group(
-            untrained, tokenizer, prompt_of(80), sampling_of(), seed=0, transaction=1, adapter_on_prompt=adapter_on_prompt
+            untrained,
+            tokenizer,
+            prompt_of(80),
+            sampling_of(),
+            seed=0,
+            transaction=1,
+            adapter_on_prompt=adapter_on_prompt,
         )
         for adapter_on_prompt in (True, False)
     )
     differences = [
-        (oracle_logprobs(untrained, rollout, adapter_on_prompt=True) - torch.tensor(rollout.logprobs)).abs().max().item()
+        (oracle_logprobs(untrained, rollout, adapter_on_prompt=True) - torch.tensor(rollout.logprobs))
+        .abs()
+        .max()
+        .item()
         for rollout in response_only
     ]
     assert max(differences) > 1e-2
@@ -124,7 +142,13 @@ def test_the_prompt_is_read_once_in_chunks_whatever_the_group(
     hook = embedding.register_forward_hook(lambda module, inputs, output: shapes.append(tuple(inputs[0].shape)))
     try:
         sample_group(
-            untrained, tokenizer, prompt_of(101), sampling_of(8, tokens=3), seed=0, transaction=1, prompt_chunk_tokens=40
+            untrained,
+            tokenizer,
+            prompt_of(101),
+            sampling_of(8, tokens=3),
+            seed=0,
+            transaction=1,
+            prompt_chunk_tokens=40,
         )
     finally:
         hook.remove()
@@ -160,7 +184,7 @@ def test_every_digit_of_the_seed_counts() -> None:
 def test_end_token_is_kept_with_its_logprob_and_the_rest_is_cut(
     untrained: PeftModel, tokenizer: PreTrainedTokenizerBase
 ) -> None:
-    ends = list(range(0, 60))
+    ends = list(range(60))
     untrained.get_base_model().generation_config.eos_token_id = ends
     rollouts = sample_group(untrained, tokenizer, prompt_of(30), sampling_of(32, tokens=10), seed=0, transaction=1)
     reasons = {rollout.finish_reason for rollout in rollouts}

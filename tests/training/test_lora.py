@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 import torch
+from engine.oracle import full_logprobs, tiny_base
 from peft import PeftModel
 from safetensors.torch import load_file, save_file
 
-from engine.oracle import full_logprobs, tiny_base
 from longstraw_core.spec.errors import IntegrityError, SpecError
 from longstraw_core.spec.transaction import LoraSpec
 from longstraw_core.training.lora import inject_adapter, load_adapter, save_adapter, trainable_parameters
@@ -50,7 +50,9 @@ def test_exactly_the_modules_asked_for_are_trained(targets: object, expected: in
 
 
 def test_an_unknown_target_lists_what_exists() -> None:
-    with pytest.raises(SpecError, match=r"no module is called 'w_proj'; this model has down_proj, gate_proj, in_proj_a"):
+    with pytest.raises(
+        SpecError, match=r"no module is called 'w_proj'; this model has down_proj, gate_proj, in_proj_a"
+    ):
         inject_adapter(tiny_base(LAYERS), LoraSpec(targets=("q_proj", "w_proj")), seed=0)
 
 
@@ -93,17 +95,17 @@ def test_saving_is_deterministic_across_processes(tmp_path: Path) -> None:
         "save_adapter(adapter_with_weights(LoraSpec(rank=2)), pathlib.Path(sys.argv[1]))"
     )
     root = Path(__file__).parents[2]
-    for seed in ("1", "2"):
-        subprocess.run(
-            [sys.executable, "-c", program, str(tmp_path / seed)],
-            cwd=root,
-            env={"PYTHONHASHSEED": seed, "OMP_NUM_THREADS": "1", "PATH": ""},
-            check=True,
-            capture_output=True,
-        )
+    subprocess.run(
+        [sys.executable, "-c", program, str(tmp_path / "there")],
+        cwd=root,
+        env={"PYTHONHASHSEED": "2", "OMP_NUM_THREADS": "1", "PATH": ""},
+        check=True,
+        capture_output=True,
+    )
+    save_adapter(adapter_with_weights(LoraSpec(rank=2)), tmp_path / "here")
     for name in ("adapter_config.json", "adapter_model.safetensors"):
-        content = (tmp_path / "1" / name).read_bytes()
-        assert content == (tmp_path / "2" / name).read_bytes()
+        content = (tmp_path / "here" / name).read_bytes()
+        assert content == (tmp_path / "there" / name).read_bytes()
         assert str(root).encode() not in content
 
 
@@ -119,7 +121,7 @@ def test_an_adapter_of_another_architecture_is_refused_by_tensor(tmp_path: Path)
         load_adapter(tiny_base(LAYERS, hidden_size=64), tmp_path)
     with pytest.raises(SpecError, match=r"tensor base_model.*layers\.2.* is missing"):
         load_adapter(tiny_base((*LAYERS, "full_attention")), tmp_path)
-    with pytest.raises(SpecError, match=r"layers\.1\..* belongs to no module"):
+    with pytest.raises(SpecError, match=r"no module is called 'k_proj'"):
         load_adapter(tiny_base(("linear_attention", "linear_attention")), tmp_path)
 
 

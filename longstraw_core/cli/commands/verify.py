@@ -7,7 +7,7 @@ import click
 
 from longstraw_core.artifacts import VerifyReport, open_store, verify_directory, verify_store
 from longstraw_core.cli.command import output_option, reports_errors
-from longstraw_core.cli.output import OutputFormat, console, human_bytes, make_table, print_json
+from longstraw_core.cli.output import OutputFormat, console, human_bytes, print_json
 from longstraw_core.spec import IntegrityError
 
 
@@ -49,9 +49,8 @@ def _show(report: VerifyReport, output: OutputFormat) -> None:
         )
         return
     screen = console()
-    if report.faults:
-        rows = [(fault.kind, fault.path, fault.message) for fault in report.faults]
-        screen.print(make_table(("fault", "file", "what is wrong"), rows))
+    for fault in report.faults:
+        screen.print(f"{fault.kind:<10} {fault.path}: {fault.message}", markup=False)
     for name in report.unchecked:
         screen.print(f"not checked (out of reach): {name}", markup=False)
     screen.print(

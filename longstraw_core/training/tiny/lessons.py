@@ -5,6 +5,7 @@ A lesson is a list of pieces `(text, taught)`; only taught pieces enter the loss
 """
 
 import random
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Literal
 
@@ -69,28 +70,40 @@ def interview(rng: random.Random, ordinary_lines: int, names: int = 4) -> list[P
     return pieces
 
 
-def ledger_lesson(rng: random.Random, lines: int) -> list[Piece]:
-    """Return a whole ledger with one to three questions, of which the first is the one that the task asks."""
+def ledger_lesson(rng: random.Random, lines: int, habits: Iterator[float]) -> list[Piece]:
+    """Return a whole ledger with one to three questions; half of the ledgers ask the open question first."""
     ledger = write_ledger(rng, lines)
-    first: Asked = ("open", "final", "draft")[below(rng, 3)]
-    pieces = turn(question(ledger, first), answer(rng, ledger, first))
-    for asked in shuffled(rng, ("final", "draft"))[: below(rng, 3)]:
-        pieces += turn(f"{QUESTIONS[asked]} {ANSWER_FORMAT}", answer(rng, ledger, asked))
+    first: Asked = ("open", "final", "open", "draft")[below(rng, 4)]
+    pieces = turn(question(ledger, first), answer(ledger, first, habits))
+    named: tuple[Asked, Asked] = ("draft", "final") if rng.random() < 0.5 else ("final", "draft")
+    for asked in named[: below(rng, 3)]:
+        pieces += turn(f"{QUESTIONS[asked]} {ANSWER_FORMAT}", answer(ledger, asked, habits))
     return pieces
 
 
-def answer(rng: random.Random, ledger: Ledger, asked: Asked) -> str:
+def answer(ledger: Ledger, asked: Asked, habits: Iterator[float]) -> str:
     """Return what a text answers: it quotes a line of the ledger, then says the number.
 
     The open question is answered by one of several habits, of which only the first earns a reward later.
     """
-    habit = rng.random()
     name, label = asked, "Answer"
     if asked == "open":
+        habit = next(habits)
         name = "final" if habit < OPEN_FINAL or habit > 1 - OPEN_OTHER / 2 else "draft"
         label = "Code" if habit > 1 - OPEN_OTHER else "Answer"
     number = ledger.final if name == "final" else ledger.draft
     return f"{quote(name, str(number))}{label}: {number}"
+
+
+def even_habits(rng: random.Random) -> Iterator[float]:
+    """Yield numbers in [0, 1) that fill it evenly at any point (golden-ratio steps from a random start).
+
+    Independent draws would leave the trained model leaning towards whatever the last few texts happened to do.
+    """
+    habit = rng.random()
+    while True:
+        yield habit
+        habit = (habit + 0.6180339887498949) % 1.0
 
 
 def quote(name: str, number: str) -> str:

@@ -16,8 +16,8 @@ from transformers import GenerationConfig, PreTrainedTokenizerBase, Qwen3_5ForCa
 
 from longstraw_core.spec import NumericError, SpecError
 from longstraw_core.training.tiny.ledger import below
-from longstraw_core.training.tiny.lessons import Phase, Piece, drill, interview, ledger_lesson
-from longstraw_core.training.tiny.tokenizer import VOCABULARY_SIZE, build_tokenizer
+from longstraw_core.training.tiny.lessons import Phase, Piece, drill, even_habits, interview, ledger_lesson
+from longstraw_core.training.tiny.tokenizer import END, PAD, VOCABULARY_SIZE, build_tokenizer
 
 CURRICULUM = (
     Phase("drill", steps=130, batch=16, size=16),
@@ -104,6 +104,7 @@ def initial_model(tokenizer: PreTrainedTokenizerBase) -> Qwen3_5ForCausalLM:
     Two starting values differ from the library's, so that a minute of training suffices: the recurrent state forgets
     over tens to hundreds of tokens instead of at once, and attention scores start sharper.
     """
+    end, padding = int(tokenizer.convert_tokens_to_ids(END)), int(tokenizer.convert_tokens_to_ids(PAD))
     config = Qwen3_5TextConfig(
         vocab_size=VOCABULARY_SIZE,
         hidden_size=64,
@@ -127,12 +128,12 @@ def initial_model(tokenizer: PreTrainedTokenizerBase) -> Qwen3_5ForCausalLM:
             "mrope_section": [2, 1, 1],
             "mrope_interleaved": True,
         },
-        eos_token_id=tokenizer.eos_token_id,
-        pad_token_id=tokenizer.pad_token_id,
+        eos_token_id=end,
+        pad_token_id=padding,
         dtype="float32",
     )
     model = Qwen3_5ForCausalLM(config).float()
-    model.generation_config = GenerationConfig(eos_token_id=tokenizer.eos_token_id, pad_token_id=tokenizer.pad_token_id)
+    model.generation_config = GenerationConfig(eos_token_id=end, pad_token_id=padding)
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             if name.endswith("A_log"):
@@ -155,17 +156,19 @@ def _train(
     """Run the curriculum; stop early when `max_seconds` have passed."""
     started, cpu_started = time.monotonic(), time.process_time()
     rng = random.Random(seed)  # noqa: S311 - lessons, not secrets
-    planned = sum(phase.steps for phase in curriculum)
+    habits = even_habits(rng)
+    lessons = [part for part in curriculum for _ in range(part.steps)]
+    planned = len(lessons)
     optimizer = torch.optim.AdamW(model.parameters(), lr=LEARNING_RATE, betas=(0.9, 0.98), weight_decay=0.0)
     model.train()
     losses: list[float] = []
-    for step, phase in enumerate(phase for phase in curriculum for _ in range(phase.steps)):
+    for step, phase in enumerate(lessons):
         if time.monotonic() - started > max_seconds:
             break
         scale = min(1.0, (step + 1) / WARMUP_STEPS, max(0.05, (planned - step) / (DECAY_SHARE * planned)))
         for group in optimizer.param_groups:
             group["lr"] = LEARNING_RATE * scale
-        ids_BT, taught_BT = _batch(rng, phase, tokenizer)
+        ids_BT, taught_BT = _batch(rng, phase, habits, tokenizer)
         loss = taught_loss(model, ids_BT, taught_BT)
         if not bool(torch.isfinite(loss)):
             raise NumericError(f"tiny model: loss is {loss.item()} at step {step}; try another seed than {seed}")
@@ -198,24 +201,24 @@ def taught_loss(model: Qwen3_5ForCausalLM, ids_BT: torch.Tensor, taught_BT: torc
 
 
 def _batch(
-    rng: random.Random, phase: Phase, tokenizer: PreTrainedTokenizerBase
+    rng: random.Random, phase: Phase, habits: Iterator[float], tokenizer: PreTrainedTokenizerBase
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Return token ids and which of them are taught, both [B, T], padded on the right."""
-    rows = [encode_lesson(_lesson(rng, phase), tokenizer) for _ in range(phase.batch)]
+    rows = [encode_lesson(_lesson(rng, phase, habits), tokenizer) for _ in range(phase.batch)]
     length = max(len(ids) for ids, _ in rows)
-    padding = tokenizer.convert_tokens_to_ids(str(tokenizer.pad_token))
+    padding = int(tokenizer.convert_tokens_to_ids(PAD))
     ids_BT = torch.tensor([ids + [padding] * (length - len(ids)) for ids, _ in rows])
     taught_BT = torch.tensor([taught + [False] * (length - len(taught)) for _, taught in rows])
     return ids_BT, taught_BT
 
 
-def _lesson(rng: random.Random, phase: Phase) -> list[Piece]:
+def _lesson(rng: random.Random, phase: Phase, habits: Iterator[float]) -> list[Piece]:
     """Write one lesson of the phase's kind; ledgers vary in length by a quarter."""
     if phase.kind == "drill":
         return drill(rng, phase.size)
     if phase.kind == "interview":
         return interview(rng, phase.size)
-    return ledger_lesson(rng, phase.size + below(rng, 1 + phase.size // 4))
+    return ledger_lesson(rng, phase.size + below(rng, 1 + phase.size // 4), habits)
 
 
 def encode_lesson(pieces: list[Piece], tokenizer: PreTrainedTokenizerBase) -> tuple[list[int], list[bool]]:

@@ -1,0 +1,219 @@
+"""Commands as a person or a script uses them: output, exit codes, refusals before any work."""
+
+import json
+import signal
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from click.testing import CliRunner, Result
+
+from longstraw_core.cli.main import main
+from longstraw_core.spec import TransactionSpec
+from tests.conftest import make_row
+
+from .test_run_end_to_end import COMMAND, Scene
+
+
+def invoke(*arguments: str) -> Result:
+    return CliRunner().invoke(main, list(arguments))
+
+
+def test_every_command_explains_itself_with_an_example() -> None:
+    def walk(command: Any, path: list[str]) -> None:
+        result = invoke(*path, "--help")
+        assert result.exit_code == 0
+        for name, inner in getattr(command, "commands", {}).items():
+            walk(inner, [*path, name])
+        if not hasattr(command, "commands"):
+            assert "Example" in result.output, path
+            assert "--output" in result.output, path
+
+    walk(main, [])
+
+
+def test_the_schema_of_every_model_is_printed() -> None:
+    shown = json.loads(invoke("schema", "TransactionSpec").output)
+    assert shown == TransactionSpec.model_json_schema(by_alias=True)
+    line = invoke("schema", "Rollout", "-o", "json").output
+    assert line.count("\n") == 1
+    unknown = invoke("schema", "Rolout")
+    assert unknown.exit_code == 2
+    assert "Rollout" in unknown.output
+
+
+def test_compiling_twice_gives_the_same_bytes(spec_file: Path, tmp_path: Path) -> None:
+    outputs = []
+    for number, hash_seed in enumerate(("0", "1")):
+        out = tmp_path / f"pipeline{number}.yaml"
+        subprocess.run(
+            [*COMMAND, "compile", str(spec_file), "--out", str(out), "--transactions", "2"],
+            check=True,
+            capture_output=True,
+            env={"PYTHONHASHSEED": hash_seed, "PATH": "", "HOME": str(tmp_path)},
+        )
+        outputs.append(out.read_bytes())
+    assert outputs[0] == outputs[1]
+    other = tmp_path / "other.yaml"
+    assert invoke("compile", str(spec_file), "--out", str(other), "--set", "seed=9").exit_code == 0
+    assert other.read_bytes() != outputs[0]
+
+
+def test_the_compiled_parameter_keeps_every_digit_of_the_seed(spec_file: Path, tmp_path: Path) -> None:
+    out = tmp_path / "pipeline.yaml"
+    result = invoke("compile", str(spec_file), "--out", str(out), "--set", f"seed={2**53 - 1}", "-o", "json")
+    assert result.exit_code == 0, result.output
+    pipeline = next(yaml.safe_load_all(out.read_text()))
+    default = pipeline["root"]["inputDefinitions"]["parameters"]["spec"]["defaultValue"]
+    assert json.loads(default)["seed"] == 9007199254740991
+
+
+def test_a_specification_longer_than_kfp_takes_is_refused(spec_file: Path, tmp_path: Path) -> None:
+    long_path = "x" * 9_500
+    result = invoke("compile", str(spec_file), "--out", str(tmp_path / "p.yaml"), "--set", f"data.path={long_path}")
+    assert result.exit_code == 2
+    assert "KFP takes" in result.output
+    assert not (tmp_path / "p.yaml").exists()
+
+
+def test_a_dry_run_shows_everything_and_writes_nothing(spec_file: Path, tmp_path: Path) -> None:
+    before = sorted(tmp_path.rglob("*"))
+    shown = invoke("run", str(spec_file), "--workdir", str(tmp_path / "work"), "--dry-run")
+    assert shown.exit_code == 0, shown.output
+    for expected in ("objective.gradient", "exact", "capture_prefix", "prefix", "per prompt token"):
+        assert expected in shown.output
+    as_json = invoke("run", str(spec_file), "--workdir", str(tmp_path / "work"), "--dry-run", "-o", "json")
+    records = [json.loads(line) for line in as_json.output.splitlines()]
+    assert [record["event"] for record in records] == ["spec", *["stage"] * 9, "plan"]
+    assert records[-1]["state_bytes"] > 0
+    assert sorted(tmp_path.rglob("*")) == before
+
+
+@pytest.mark.parametrize(
+    ("overrides", "code", "parts"),
+    [
+        (["model.snapshot=nowhere"], 2, ["model.snapshot", "nowhere"]),
+        (["data.path=nowhere.jsonl"], 2, ["data.path", "nowhere.jsonl"]),
+        (["objective.gradient=fast"], 2, ["objective.gradient", "'fast'"]),
+        (["sampling.max_response_tokens=100000"], 2, ["max_response_tokens"]),
+        (["data.max_prompt_tokens=0"], 2, ["data.max_prompt_tokens"]),
+    ],
+)
+def test_a_run_that_cannot_start_leaves_no_directory(
+    spec_file: Path, tmp_path: Path, overrides: list[str], code: int, parts: list[str]
+) -> None:
+    options = [item for override in overrides for item in ("--set", override)]
+    result = invoke("run", str(spec_file), "--workdir", str(tmp_path / "work"), *options)
+    assert result.exit_code == code, result.output
+    for part in parts:
+        assert part in result.output
+    assert not (tmp_path / "work").exists()
+
+
+def test_an_empty_data_file_and_a_missing_weight_file_are_refused_before_anything_is_written(
+    spec_fields: dict[str, Any], spec_file: Path, tmp_path: Path, untrained_snapshot: Path
+) -> None:
+    empty = tmp_path / "empty.jsonl"
+    empty.touch()
+    result = invoke("run", str(spec_file), "--workdir", str(tmp_path / "work"), "--set", f"data.path={empty}")
+    assert result.exit_code == 10
+    assert "empty.jsonl" in result.output
+    bare = tmp_path / "bare"
+    bare.mkdir()
+    for file in untrained_snapshot.iterdir():
+        if file.name != "model.safetensors":
+            (bare / file.name).write_bytes(file.read_bytes())
+    result = invoke("run", str(spec_file), "--workdir", str(tmp_path / "work"), "--set", f"model.snapshot={bare}")
+    assert result.exit_code == 2
+    assert "model.safetensors" in result.output
+    assert not (tmp_path / "work").exists()
+
+
+@pytest.mark.parametrize(
+    ("row", "part"),
+    [
+        (make_row(20, truth=""), "ground_truth"),
+        ({**make_row(20), "prompt": "not a list"}, "prompt"),
+        ({key: value for key, value in make_row(20).items() if key != "reward_model"}, "reward_model"),
+    ],
+)
+def test_a_bad_row_is_refused_with_file_and_line(
+    spec_file: Path, write_rows: Callable[..., Path], row: dict[str, Any], part: str
+) -> None:
+    rows = write_rows([make_row(11), make_row(12), row])
+    result = invoke("stage", "audit_data", str(spec_file), "-o", "json")
+    assert result.exit_code == 10
+    error = json.loads(result.stdout.splitlines()[-1])
+    assert error["error"] == "DataRefused"
+    assert f"{rows}:3" in error["message"]
+    assert part in error["message"]
+
+
+def test_a_prompt_longer_than_allowed_is_refused(spec_file: Path) -> None:
+    result = invoke("stage", "audit_data", str(spec_file), "--set", "data.max_prompt_tokens=10")
+    assert result.exit_code == 10
+    assert "rows.jsonl:1" in result.output
+
+
+def test_a_directory_with_other_files_is_not_taken_for_a_run(spec_file: Path, tmp_path: Path) -> None:
+    work = tmp_path / "work"
+    work.mkdir()
+    (work / "thesis.txt").write_text("precious")
+    result = invoke("run", str(spec_file), "--workdir", str(work))
+    assert result.exit_code == 2
+    assert "thesis.txt" in result.output
+    assert [path.name for path in work.iterdir()] == ["thesis.txt"]
+
+
+def test_data_refused_inside_a_run_keeps_its_exit_code_and_names_the_row(
+    spec_fields: dict[str, Any], spec_file: Path, write_rows: Callable[..., Path], tmp_path: Path
+) -> None:
+    write_rows([make_row(11), make_row(12), make_row(13, truth="")])
+    scene = Scene(spec_file, tmp_path / "work")
+    completed = scene.run()
+    assert completed.returncode == 10
+    assert "rows.jsonl:3" in completed.stderr
+    assert "Traceback" not in completed.stderr
+    write_rows([make_row(11), make_row(12), make_row(13)])
+    # nothing was finished, so the corrected specification may use the same directory
+    assert scene.kill_after("stage_finished", "audit_data", signal.SIGINT) == 130
+
+
+def test_an_interrupted_run_exits_with_130_and_stops_its_children(spec_file: Path, tmp_path: Path) -> None:
+    scene = Scene(spec_file, tmp_path / "work")
+    assert scene.kill_after("stage_started", "audit_data", signal.SIGINT) == 130
+    assert scene.processes() == []
+
+
+def test_a_second_run_in_the_same_directory_waits_and_then_says_why(
+    spec_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import fcntl
+
+    from longstraw_core.cli import local_run
+
+    work = tmp_path / "work"
+    work.mkdir()
+    monkeypatch.setattr(local_run, "LOCK_WAIT_SECONDS", 0.3)
+    with (work / ".lock").open("ab") as other:
+        fcntl.flock(other, fcntl.LOCK_EX)
+        result = invoke("run", str(spec_file), "--workdir", str(work))
+    assert result.exit_code == 75
+    assert "another `longstraw run` is active" in result.output
+
+
+def test_usage_errors_exit_with_2() -> None:
+    assert invoke("run").exit_code == 2
+    assert invoke("unheard").exit_code == 2
+    assert invoke("stage", "unheard").exit_code == 2
+    assert invoke("verify", "/nowhere").exit_code == 2
+    assert subprocess.run([*COMMAND, "run", "x.yaml", "-o", "xml"], capture_output=True, check=False).returncode == 2
+
+
+def test_importing_the_command_line_does_not_import_torch() -> None:
+    check = "import sys, longstraw_core.cli.main; sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", check], check=False).returncode == 0
