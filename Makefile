@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
-EXAMPLE := build/recall
+EXAMPLE := examples/recall
 RUN := runs/recall
 SEED ?= 0
 TRANSACTIONS ?= 6
@@ -27,7 +27,6 @@ $(EXAMPLE)/tiny-model: | $(STAMP)
 	$(BIN)/longstraw model tiny --out $@
 
 $(EXAMPLE)/rows.jsonl: examples/recall/generate.py | $(STAMP)
-	mkdir -p $(@D)
 	$(BIN)/python examples/recall/generate.py --out $@
 
 run: $(EXAMPLE)/tiny-model $(EXAMPLE)/rows.jsonl  ## Run the example: six real transactions on this machine
@@ -61,4 +60,4 @@ bench-recall: $(EXAMPLE)/tiny-model $(EXAMPLE)/rows.jsonl  ## Measure that the r
 	$(BIN)/python benchmarks/recall_reward.py
 
 clean:           ## Remove the environment and everything that was built or run
-	rm -rf $(VENV) build runs
+	rm -rf $(VENV) build runs $(EXAMPLE)/tiny-model $(EXAMPLE)/rows.jsonl

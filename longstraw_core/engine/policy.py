@@ -11,7 +11,7 @@ import torch
 from longstraw_core.engine.admission import admit_length, admit_temperature, admit_tokens
 from longstraw_core.engine.layer_loop import run_layers
 from longstraw_core.engine.token_logprobs import token_logprobs
-from longstraw_core.mixers.family import StateBytes
+from longstraw_core.mixers.family import Layer, StateBytes
 from longstraw_core.mixers.qwen3_5 import bind_family
 from longstraw_core.resident.files import read_manifest
 from longstraw_core.resident.identity import PrefixIdentity
@@ -34,6 +34,20 @@ class Replayed:
     """Log-probabilities of the response tokens, fp32, attached to the autograd graph when gradients are enabled."""
     entropy_R: torch.Tensor
     """Entropies of the distributions they were drawn from, fp32, without autograd."""
+
+
+def state_bytes(layers: Sequence[Layer], layout: LayoutSpec, gradient: GradientMode, prompt_tokens: int) -> StateBytes:
+    """Return the bytes of one prompt's resident state, from shapes alone: the layers may be on the meta device."""
+    tokens = prompt_tokens - 1
+    exact = gradient == "exact"
+    boundaries = max(-(-tokens // layout.prompt_chunk_tokens) - 1, 0) if exact else 0
+    parts = [layer.state_bytes(tokens, boundaries) for layer in layers]
+    return StateBytes(
+        pages=sum(part.pages for part in parts),
+        recurrent=sum(part.recurrent for part in parts),
+        boundaries=sum(part.boundaries for part in parts),
+        gradient_sinks=sum(part.gradient_sinks for part in parts) if exact else 0,
+    )
 
 
 class Policy:
@@ -85,16 +99,7 @@ class Policy:
 
     def state_bytes(self, prompt_tokens: int) -> StateBytes:
         """Return the bytes that capturing, and in `exact` mode sweeping, a prompt allocates in the pool."""
-        tokens = prompt_tokens - 1
-        exact = self.gradient == "exact"
-        boundaries = max(-(-tokens // self._layout.prompt_chunk_tokens) - 1, 0) if exact else 0
-        parts = [layer.state_bytes(tokens, boundaries) for layer in self._family.layers]
-        return StateBytes(
-            pages=sum(part.pages for part in parts),
-            recurrent=sum(part.recurrent for part in parts),
-            boundaries=sum(part.boundaries for part in parts),
-            gradient_sinks=sum(part.gradient_sinks for part in parts) if exact else 0,
-        )
+        return state_bytes(self._family.layers, self._layout, self.gradient, prompt_tokens)
 
     def capture(
         self, prompt_token_ids: Sequence[int], *, adapter: bool, progress: Progress | None = None

@@ -2,7 +2,8 @@
 
 The prompt is prefilled once with batch size 1, in chunks, up to its last token; the cache is then expanded to the
 group and `generate` continues from the last prompt token. Sampling is plain: temperature only, no top-k or top-p, so
-that a token's probability is softmax(logits / temperature) and nothing else. Shapes: B group, T tokens, V vocabulary.
+that a token's probability is softmax(logits / temperature) and nothing else. The expanded cache holds the prompt's
+keys and values once per response: right for small models and moderate groups. Shapes: B group, T tokens, V vocabulary.
 """
 
 import hashlib

@@ -4,7 +4,10 @@ import pytest
 import torch
 from peft import PeftModel
 
-from engine.oracle import (
+from longstraw_core.engine.policy import Policy
+from longstraw_core.spec.receipts import GradientMode
+from longstraw_core.spec.transaction import LayoutSpec
+from tests.engine.oracle import (
     Batch,
     adapter_off_on_prompt,
     detached_prompt_gradients,
@@ -17,9 +20,6 @@ from engine.oracle import (
     tiny_policy_model,
     worst_relative_error,
 )
-from longstraw_core.engine.policy import Policy
-from longstraw_core.spec.receipts import GradientMode
-from longstraw_core.spec.transaction import LayoutSpec
 
 LAYERS = {
     "ends in attention": (

@@ -5,11 +5,11 @@ import math
 import pytest
 import torch
 
-from engine.groups import scored_group
 from longstraw_core.engine.objective import Normaliser, ObjectiveMetrics, is_masked, is_trained, response_loss
 from longstraw_core.spec.errors import DataRefused
 from longstraw_core.spec.records import FinishReason
 from longstraw_core.spec.transaction import ObjectiveSpec
+from tests.engine.groups import scored_group
 
 MAX_RESPONSE_TOKENS = 9
 LENGTHS = [3, 1, 7, 4]

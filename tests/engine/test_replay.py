@@ -8,7 +8,13 @@ import pytest
 import torch
 from peft import PeftModel
 
-from engine.oracle import (
+from longstraw_core.engine.policy import Policy
+from longstraw_core.resident import PrefixIdentity, PrefixState, prompt_token_digest
+from longstraw_core.spec.canonical import sha256_digest
+from longstraw_core.spec.errors import DataRefused, IntegrityError, SpecError
+from longstraw_core.spec.receipts import GradientMode
+from longstraw_core.spec.transaction import LayoutSpec
+from tests.engine.oracle import (
     VOCABULARY,
     full_gradients,
     full_logits,
@@ -20,12 +26,6 @@ from engine.oracle import (
     tiny_base,
     tiny_policy_model,
 )
-from longstraw_core.engine.policy import Policy
-from longstraw_core.resident import PrefixIdentity, PrefixState, prompt_token_digest
-from longstraw_core.spec.canonical import sha256_digest
-from longstraw_core.spec.errors import DataRefused, IntegrityError, SpecError
-from longstraw_core.spec.receipts import GradientMode
-from longstraw_core.spec.transaction import LayoutSpec
 
 
 @pytest.fixture(scope="module")

@@ -1,10 +1,10 @@
 """Rotary angles against transformers' module, and at positions that bf16 cannot tell apart."""
 
 import torch
-from engine.oracle import tiny_config
 from transformers.models.qwen3_5.modeling_qwen3_5 import Qwen3_5TextRotaryEmbedding, apply_rotary_pos_emb
 
 from longstraw_core.mixers.rotary import inverse_frequencies, rotary_angles, rotate
+from tests.engine.oracle import tiny_config
 
 
 def test_angles_and_rotation_equal_transformers() -> None:

@@ -10,7 +10,7 @@ from safetensors.torch import load_file, save_file
 from longstraw_core.resident import PrefixIdentity, PrefixState, prompt_token_digest
 from longstraw_core.spec.canonical import canonical_json, sha256_digest
 from longstraw_core.spec.errors import IntegrityError
-from resident.test_resident_state import filled_state, make_layers, pool
+from tests.resident.test_resident_state import filled_state, make_layers, pool
 
 IDENTITY = PrefixIdentity(
     snapshot_digest=sha256_digest(b"model"),

@@ -4,7 +4,6 @@ from pathlib import Path
 
 import pytest
 import torch
-from engine.oracle import tiny_base
 from peft import PeftModel
 from safetensors.torch import load_file, save_file
 
@@ -15,7 +14,8 @@ from longstraw_core.training.checkpoint import TrainerState, load_checkpoint, sa
 from longstraw_core.training.lora import inject_adapter, load_adapter, trainable_parameters
 from longstraw_core.training.optimizer import AdapterOptimizer
 from longstraw_core.training.update import run_update
-from training.test_update import BATCHES, update_groups
+from tests.engine.oracle import tiny_base
+from tests.training.test_update import BATCHES, update_groups
 
 LORA = LoraSpec(rank=4)
 SPEC = OptimizerSpec(learning_rate=1e-3, weight_decay=0.01, warmup_steps=2)

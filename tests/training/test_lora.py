@@ -7,13 +7,13 @@ from pathlib import Path
 
 import pytest
 import torch
-from engine.oracle import full_logprobs, tiny_base
 from peft import PeftModel
 from safetensors.torch import load_file, save_file
 
 from longstraw_core.spec.errors import IntegrityError, SpecError
 from longstraw_core.spec.transaction import LoraSpec
 from longstraw_core.training.lora import inject_adapter, load_adapter, save_adapter, trainable_parameters
+from tests.engine.oracle import full_logprobs, tiny_base
 
 LAYERS = ("linear_attention", "full_attention")
 

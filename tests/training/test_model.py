@@ -4,13 +4,13 @@ from pathlib import Path
 
 import pytest
 import torch
-from engine.oracle import full_logprobs, tiny_base
 from safetensors.torch import load_file, save_file
 
 from longstraw_core.spec.errors import IntegrityError, SpecError
 from longstraw_core.spec.transaction import LoraSpec, ModelSpec
 from longstraw_core.training.lora import inject_adapter, save_adapter
 from longstraw_core.training.model import load_base_model, load_policy_model
+from tests.engine.oracle import full_logprobs, tiny_base
 
 SPEC = ModelSpec(snapshot="model", family="qwen3_5_text", dtype="float32")
 LAYERS = ("linear_attention", "full_attention")

@@ -4,8 +4,6 @@ from collections.abc import Callable, Sequence
 
 import pytest
 import torch
-from engine.groups import records, scored_group
-from engine.oracle import Batch, full_logprobs, random_batch, tiny_policy_model
 from peft import PeftModel
 
 from longstraw_core.engine.policy import Policy
@@ -16,6 +14,8 @@ from longstraw_core.spec.transaction import LayoutSpec, ObjectiveSpec, Optimizer
 from longstraw_core.training.lora import trainable_parameters
 from longstraw_core.training.optimizer import AdapterOptimizer
 from longstraw_core.training.update import UpdateGroup, run_update
+from tests.engine.groups import records, scored_group
+from tests.engine.oracle import Batch, full_logprobs, random_batch, tiny_policy_model
 
 LAYOUT = LayoutSpec(prompt_chunk_tokens=20, page_tokens=8)
 BATCHES = [random_batch(50, [9, 4, 12], seed=3), random_batch(33, [5, 5], seed=4)]

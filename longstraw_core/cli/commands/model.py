@@ -13,7 +13,7 @@ def model_group() -> None:
     """Make base models."""
 
 
-@model_group.command("tiny", epilog="Example: longstraw model tiny --out build/recall/tiny-model")
+@model_group.command("tiny", epilog="Example: longstraw model tiny --out examples/recall/tiny-model")
 @click.option("--out", type=click.Path(path_type=Path), required=True, help="Directory to create; must not exist.")
 @click.option("--seed", type=click.IntRange(0, 2**32 - 1), default=0, show_default=True)
 @output_option

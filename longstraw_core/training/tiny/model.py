@@ -104,7 +104,7 @@ def initial_model(tokenizer: PreTrainedTokenizerBase) -> Qwen3_5ForCausalLM:
     Two starting values differ from the library's, so that a minute of training suffices: the recurrent state forgets
     over tens to hundreds of tokens instead of at once, and attention scores start sharper.
     """
-    end, padding = int(tokenizer.convert_tokens_to_ids(END)), int(tokenizer.convert_tokens_to_ids(PAD))
+    end, padding = tokenizer.get_vocab()[END], tokenizer.get_vocab()[PAD]
     config = Qwen3_5TextConfig(
         vocab_size=VOCABULARY_SIZE,
         hidden_size=64,
@@ -206,7 +206,7 @@ def _batch(
     """Return token ids and which of them are taught, both [B, T], padded on the right."""
     rows = [encode_lesson(_lesson(rng, phase, habits), tokenizer) for _ in range(phase.batch)]
     length = max(len(ids) for ids, _ in rows)
-    padding = int(tokenizer.convert_tokens_to_ids(PAD))
+    padding = tokenizer.get_vocab()[PAD]
     ids_BT = torch.tensor([ids + [padding] * (length - len(ids)) for ids, _ in rows])
     taught_BT = torch.tensor([taught + [False] * (length - len(taught)) for _, taught in rows])
     return ids_BT, taught_BT
