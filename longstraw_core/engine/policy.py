@@ -121,7 +121,7 @@ class Policy:
             raise SpecError("gradient mode response_adapter captures prompts with the adapter off")
         self.pool.require(self.state_bytes(len(prompt_token_ids)).captured, f"prompt of {len(prompt_token_ids)} tokens")
         state = PrefixState(self.pool, prompt_token_ids, self._new_layer_states)
-        keep_boundaries = self.gradient == "exact"
+        keep_boundaries = self.gradient == "exact" and adapter  # nothing is swept through the reference
 
         def store(layer: int, produced: Produced) -> None:
             state.append(layer, produced, segment.length, keep_boundary=keep_boundaries)
