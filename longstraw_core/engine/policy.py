@@ -56,7 +56,7 @@ class Policy:
     Args:
         model: PEFT model whose base is a `Qwen3_5ForCausalLM` (or the multimodal wrapper); its base is frozen.
         layout: chunk and page sizes.
-        gradient: which gradient is computed (DESIGN, "Gradient modes").
+        gradient: which gradient is computed (docs/concepts.md).
         state_capacity_bytes: memory for resident state; None takes what the device has free now.
 
     Raises:
