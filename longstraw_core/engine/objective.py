@@ -75,8 +75,6 @@ class ObjectiveMetrics:
     tokens: int = 0
     loss: float = 0.0
     sums: dict[str, float] = field(default_factory=lambda: defaultdict(float))
-    low_clip_min: float = math.inf
-    high_clip_max: float = 0.0
     difference_max: float = 0.0
     importance_min: float = math.inf
     importance_max: float = -math.inf
@@ -91,9 +89,7 @@ class ObjectiveMetrics:
             "entropy": mean["entropy"],
             "kl_to_old": mean["kl_to_old"],
             "clip_ratio/low_mean": mean["low"],
-            "clip_ratio/low_min": self.low_clip_min,
             "clip_ratio/high_mean": mean["high"],
-            "clip_ratio/high_max": self.high_clip_max,
             "clip_ratio/region_mean": mean["region"],
             "sampling/sampling_logp_difference/mean": mean["difference"],
             "sampling/sampling_logp_difference/max": self.difference_max,
@@ -193,7 +189,7 @@ def _add_metrics(
     advantage: float,
     objective: ObjectiveSpec,
 ) -> None:
-    """Add one response. `low_min` and `high_max` are over responses, as TRL's are over processes."""
+    """Add one response."""
     count = logprobs_R.shape[0]
     low_R = (ratio_R < 1.0 - objective.clip_low) & (advantage < 0)
     high_R = (ratio_R > 1.0 + objective.clip_high) & (advantage > 0)
@@ -214,8 +210,6 @@ def _add_metrics(
         sums["kl"] = kl_R.sum()
     for name, value in sums.items():
         metrics.sums[name] += float(value)
-    metrics.low_clip_min = min(metrics.low_clip_min, float(low_R.float().mean()))
-    metrics.high_clip_max = max(metrics.high_clip_max, float(high_R.float().mean()))
     metrics.difference_max = max(metrics.difference_max, float(difference_R.max()))
     metrics.importance_min = min(metrics.importance_min, float(importance_R.min()))
     metrics.importance_max = max(metrics.importance_max, float(importance_R.max()))

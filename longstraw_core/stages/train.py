@@ -22,6 +22,8 @@ if TYPE_CHECKING:
 
 def execute(context: StageContext) -> StageResult:
     """Publish the tree `checkpoint` and the HTML `report`."""
+    import torch
+
     from longstraw_core.rewards.groups import group_metrics
     from longstraw_core.training.checkpoint import TrainerState, load_checkpoint, save_checkpoint
     from longstraw_core.training.optimizer import AdapterOptimizer
@@ -35,7 +37,11 @@ def execute(context: StageContext) -> StageResult:
     grouped = by_prompt(inputs.prompts, logprobs, spec.sampling.group_size, "old_logprobs/logprobs")
     prefix = context.open_tree("capture_prefix", "prefix")
     optimizer = AdapterOptimizer(inputs.policy.model, spec.optimizer)
-    earlier = None if parent is None else load_checkpoint(parent, inputs.policy.model, optimizer)
+    if parent is None:
+        torch.manual_seed(spec.seed)
+        earlier = None
+    else:
+        earlier = load_checkpoint(parent, inputs.policy.model, optimizer)
 
     def open_state(number: int, prompt: Prompt) -> "PrefixState":
         return inputs.policy.load_state(
@@ -58,7 +64,9 @@ def execute(context: StageContext) -> StageResult:
         progress=context.log.progress,
     )
     context.phases.extend(result.phases)
-    metrics = {**group_metrics(groups), **result.metrics}
+    # Sampler and trainer are compared over all tokens, not over the trained ones alone: one name, one value.
+    compared = context.receipts["old_logprobs"].predicate.metrics
+    metrics = {**group_metrics(groups), **result.metrics, **compared}
     transaction = 1 if earlier is None else earlier.transaction + 1
     state = TrainerState(
         optimizer_steps=optimizer.steps_taken,

@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from longstraw_core.artifacts import open_store, read_manifest, verify_store
 from longstraw_core.spec import (
@@ -30,9 +31,13 @@ from .scripted import (
 )
 
 
-def adapter_digest(spec: TransactionSpec, outcome: StageOutcome) -> str:
+def checkpoint_files(spec: TransactionSpec, outcome: StageOutcome) -> dict[str, str]:
     manifest = read_manifest(open_store(spec.storage.uri), outcome.receipt.predicate.outputs["checkpoint"])
-    return next(entry.digest for entry in manifest.entries if entry.path == "adapter/adapter_model.safetensors")
+    return {entry.path: entry.digest for entry in manifest.entries}
+
+
+def adapter_digest(spec: TransactionSpec, outcome: StageOutcome) -> str:
+    return checkpoint_files(spec, outcome)["adapter/adapter_model.safetensors"]
 
 
 @pytest.mark.parametrize("gradient", ["exact", "stopgrad", "response_adapter"])
@@ -76,15 +81,19 @@ def test_the_second_transaction_reads_other_prompts(spec_fields: dict[str, Any])
     assert not first & second
 
 
-def test_the_same_seed_gives_the_same_adapter_bytes_and_another_seed_does_not(
+def test_the_same_seed_gives_the_same_checkpoint_bytes_and_another_seed_does_not(
     spec_fields: dict[str, Any], tmp_path: Path
 ) -> None:
-    digests = []
+    checkpoints, adapters = [], []
     for number, seed in enumerate((3, 3, 4)):
+        torch.manual_seed(number)  # what this process drew before must not matter
         spec = make_spec(spec_fields, f"storage.uri={(tmp_path / f'store{number}').as_uri()}", f"seed={seed}")
-        digests.append(adapter_digest(spec, run_transaction(spec)["train"]))
-    assert digests[0] == digests[1]
-    assert digests[0] != digests[2]
+        train = run_transaction(spec)["train"]
+        checkpoints.append(checkpoint_files(spec, train))
+        adapters.append(adapter_digest(spec, train))
+    history = "trainer_state.json"
+    assert {**checkpoints[0], history: ""} == {**checkpoints[1], history: ""}
+    assert adapters[0] != adapters[2]
 
 
 def test_a_finished_stage_is_verified_and_reused(spec_fields: dict[str, Any]) -> None:
