@@ -18,6 +18,7 @@ from longstraw_core.artifacts.files import (
     UnsafeFile,
     absolute_unresolved,
     clear_partials,
+    kind_of_mode,
     open_directory,
     open_regular,
     reporting,
@@ -87,12 +88,15 @@ def verify_directory(workdir: Path, *, external: bool = True) -> VerifyReport:
     with reporting(f"verifying {workdir}"):
         if not os.path.lexists(workdir):
             raise SpecError(f"{workdir} does not exist; name the work directory of a run")
+        if os.path.isfile(workdir) and not os.path.islink(workdir):
+            raise SpecError(f"{workdir} is a file; name the work directory of a run")
         try:
             os.close(open_directory(absolute_unresolved(workdir)))
         except UnsafeFile as error:
             report.faults.append(Fault(error.kind, str(workdir), "a real directory", error.kind, str(error)))
             return report
         indexes = _index_names(workdir)
+    report.faults.extend(_lock_faults(workdir))
     manifest = _read_index(workdir, indexes, report)
     measured: dict[str, Measured] = {}
     if manifest is not None:
@@ -114,6 +118,27 @@ def verify_directory(workdir: Path, *, external: bool = True) -> VerifyReport:
     elif manifest is None:
         report.faults.append(Fault("missing", STORE_DIRECTORY, "a store", "nothing", "the run's store is missing"))
     return report
+
+
+def _lock_faults(workdir: Path) -> list[Fault]:
+    """The lock is the one file outside the index: it may be missing, but must be an empty regular file."""
+    try:
+        state = os.lstat(workdir / LOCK_NAME)
+    except FileNotFoundError:
+        return []
+    kind = kind_of_mode(state.st_mode)
+    if kind == "file" and state.st_size == 0:
+        return []
+    observed = f"{state.st_size} bytes" if kind == "file" else kind
+    return [
+        Fault(
+            "changed" if kind == "file" else kind,
+            LOCK_NAME,
+            "an empty file",
+            observed,
+            f"{LOCK_NAME} was tampered with",
+        )
+    ]
 
 
 def _read_index(workdir: Path, indexes: list[str], report: VerifyReport) -> TreeManifest | None:

@@ -2,13 +2,15 @@
 
 import functools
 import sys
+import traceback
 from collections.abc import Callable
 from typing import ParamSpec
 
 import click
 
+from longstraw_core.artifacts.files import storage_error
 from longstraw_core.cli.output import OutputFormat, print_json
-from longstraw_core.spec import LongStrawError
+from longstraw_core.spec import LongStrawError, StageFailed
 from longstraw_core.spec.exit_codes import INTERRUPTED, exit_code
 
 Parameters = ParamSpec("Parameters")
@@ -37,12 +39,22 @@ def reports_errors(function: Callable[Parameters, None]) -> Callable[Parameters,
         except LongStrawError as error:
             fail(error, output)
         except KeyboardInterrupt:
-            click.echo("longstraw: interrupted; run the same command again to continue", err=True)
+            message = "interrupted; run the same command again to continue"
+            if output == "json":
+                print_json(
+                    {"event": "error", "error": "KeyboardInterrupt", "exit_code": INTERRUPTED, "message": message}
+                )
+            click.echo(f"longstraw: {message}", err=True)
             sys.exit(INTERRUPTED)
         except BrokenPipeError:
             # The reader of our output went away (`| head`): not an error of ours, and nothing more can be printed.
             sys.stderr.close()
             sys.exit(exit_code(BrokenPipeError()))
+        except OSError as error:
+            fail(storage_error(error, f"using {error.filename}" if error.filename else "the file system"), output)
+        except Exception as error:
+            traceback.print_exception(error, file=sys.stderr)
+            fail(StageFailed(f"a fault of this program: {type(error).__name__}: {error}"), output)
 
     return wrapped
 

@@ -10,6 +10,9 @@ from longstraw_core.spec import SpecError, TransactionSpec, canonical_json
 MAX_PARAMETER_BYTES = 10_000
 """KFP's API server (2.17) refuses runs whose parameters are longer in all."""
 
+KFP_PLACEHOLDER = "{{$"
+"""KFP substitutes placeholders inside parameter values; `{{$}}` stands for the whole executor input."""
+
 _RESERVED_PARAMETER_BYTES = 1_000
 """Room for the other parameters of the pipeline."""
 
@@ -18,9 +21,11 @@ def spec_parameter(spec: TransactionSpec) -> str:
     """Return the specification as the pipeline's one JSON string parameter.
 
     Raises:
-        SpecError: it is longer than KFP's limit for run parameters.
+        SpecError: it is longer than KFP's limit for run parameters, or contains what KFP takes for a placeholder.
     """
     text = canonical_json(spec).decode("utf-8")
+    if KFP_PLACEHOLDER in text:
+        raise SpecError(f"the specification contains {KFP_PLACEHOLDER!r}, which KFP would replace; rename that path")
     size = len(text.encode("utf-8"))
     limit = MAX_PARAMETER_BYTES - _RESERVED_PARAMETER_BYTES
     if size > limit:

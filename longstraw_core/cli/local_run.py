@@ -14,12 +14,13 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from longstraw_core.artifacts import open_store, receipt_name, unseal_directory
+from longstraw_core.artifacts.files import reporting
 from longstraw_core.cli.run_display import RunDisplay
 from longstraw_core.spec import SpecError, StageFailed, TransactionSpec, canonical_json, sha256_digest
 from longstraw_core.spec.errors import LongStrawError, Retryable
 from longstraw_core.spec.exit_codes import error_from_name
 from longstraw_core.stages.events import EVENT_FILE_VARIABLE
-from longstraw_core.stages.whole_file import write_whole
+from longstraw_core.stages.whole_file import is_partial_file, write_whole
 
 LOCK_WAIT_SECONDS = 20.0
 LOG_TAIL_LINES = 15
@@ -93,16 +94,17 @@ def claim(work: WorkDirectory, spec: TransactionSpec, source_digest: str) -> Bin
         "source_digest": source_digest,
         "spec": spec.to_json_object(),
     }
-    if work.path.is_symlink() or (work.path.exists() and not work.path.is_dir()):
+    if os.path.islink(work.path) or (os.path.lexists(work.path) and not os.path.isdir(work.path)):
         raise SpecError(f"{work.path}: --workdir must be a directory")
-    if work.path.exists() and not work.identity.exists():
-        strangers = sorted(entry.name for entry in work.path.iterdir() if entry != work.lock)
+    with reporting(f"--workdir {work.path}"):
+        strangers = _strangers(work)
         if strangers:
             raise SpecError(
                 f"{work.path}: holds files that are no LongStraw run ({strangers[0]}…); choose another --workdir"
             )
-    work.path.mkdir(parents=True, exist_ok=True)
-    lock = work.lock.open("ab")
+        work.path.mkdir(parents=True, exist_ok=True)
+        opened = os.open(work.lock, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o644)
+        lock = os.fdopen(opened, "ab")
     deadline = time.monotonic() + LOCK_WAIT_SECONDS
     while True:
         try:
@@ -128,13 +130,29 @@ def is_finished(work: WorkDirectory, spec: TransactionSpec, transactions: int) -
     return sealed and (work.store / receipt_name(spec.name, transactions, "validate_run")).exists()
 
 
+def _strangers(work: WorkDirectory) -> list[str]:
+    """Names in the directory that no run of ours writes before its `run.json`; a killed one may leave partial files."""
+    if not work.path.exists() or work.identity.exists():
+        return []
+    ours = {work.lock.name, work.identity.name}
+    return sorted(
+        entry.name for entry in work.path.iterdir() if entry.name not in ours and not is_partial_file(entry.name)
+    )
+
+
 def prepare(work: WorkDirectory) -> None:
     """Open a claimed directory for writing: remove its seal and what killed processes left half-written."""
-    unseal_directory(work.path)
-    shutil.rmtree(work.scratch, ignore_errors=True)
-    work.scratch.mkdir()
-    if work.store.exists():
-        open_store(work.store.resolve().as_uri()).clear_stale_staging()
+    with reporting(f"preparing {work.path}"):
+        unseal_directory(work.path)
+        for directory in (work.path, work.events.parent):
+            for entry in directory.glob(".*") if directory.exists() else ():
+                if is_partial_file(entry.name):
+                    entry.unlink()
+        shutil.rmtree(work.scratch, ignore_errors=True)
+        work.scratch.mkdir()
+        work.events.parent.mkdir(parents=True, exist_ok=True)
+        if work.store.exists():
+            open_store(work.store.resolve().as_uri()).clear_stale_staging()
 
 
 def _check_identity(work: WorkDirectory, wanted: dict[str, Any]) -> None:
@@ -180,7 +198,6 @@ def execute(
     write_whole(work.pipeline, pipeline)
     arguments_file = work.path / "arguments.json"
     write_whole(arguments_file, canonical_json(arguments))
-    work.events.parent.mkdir(parents=True, exist_ok=True)
     position = work.events.stat().st_size if work.events.exists() else 0
     command = [
         sys.executable,

@@ -155,6 +155,7 @@ class TableDisplay:
         elif kind == "stage_finished":
             row = self._rows.setdefault(event["transaction"], TransactionRow(event["transaction"]))
             row.add(event)
+            self._current, self._detail = "", ""
             note = "verified, reused" if event.get("reused") else str(event.get("status", ""))
             self._print(
                 f"{label:<44} {human_seconds(event['seconds']):>8}  "
@@ -172,7 +173,8 @@ class TableDisplay:
         """Off a terminal, say every now and then what is going on."""
         now = time.monotonic()
         if self._live is None and self._current and now - self._last_line > HEARTBEAT_SECONDS:
-            self._print(f"{self._current:<44} {human_seconds(now - self._stage_started):>8}  {self._detail}".rstrip())
+            elapsed = human_seconds(now - self._stage_started)
+            self._print(f"{self._current:<44} {elapsed:>8}  still running  {self._detail}".rstrip())
 
     def close(self) -> None:
         """Remove the live line."""

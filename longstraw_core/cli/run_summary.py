@@ -1,6 +1,7 @@
 """The end of `longstraw run`: the report in reach, the directory sealed, a summary of where things are."""
 
 import json
+import sys
 from pathlib import Path
 
 from longstraw_core.artifacts import find_receipt, open_store, read_receipt, seal_directory
@@ -57,9 +58,9 @@ def finish_run(work: WorkDirectory, spec: TransactionSpec, transactions: int, ou
         f"report        {_shown(work.report)}",
         f"checkpoint    {checkpoint.digest}",
         f"              {_shown(work.store / checkpoint.uri)}",
-        f"proven        {'; '.join(summary['evidence'])}",
-        f"not proven    {'; '.join(summary['not_proven']) or '-'}",
-        f"check it      longstraw verify {_shown(work.path)}",
+        f"proven        in transaction {transactions}: {'; '.join(summary['evidence'])}",
+        f"not proven    in transaction {transactions}: {'; '.join(summary['not_proven']) or '-'}",
+        f"check it      {_shown(Path(sys.argv[0]))} verify {_shown(work.path)}",
     ]
     for line in lines:
         screen.print(line, markup=False)
@@ -68,6 +69,6 @@ def finish_run(work: WorkDirectory, spec: TransactionSpec, transactions: int, ou
 def _shown(path: Path) -> str:
     """A path as a person would type it from here."""
     try:
-        return str(path.relative_to(Path.cwd()))
+        return str(path.absolute().relative_to(Path.cwd()))
     except ValueError:
         return str(path)

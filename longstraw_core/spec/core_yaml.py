@@ -19,10 +19,13 @@ class _CoreSchemaLoader(yaml.SafeLoader):
     yaml_implicit_resolvers: dict[str, list[tuple[str, re.Pattern[str]]]] = {}  # noqa: RUF012 - PyYAML's protocol
 
     def compose_node(self, parent: Any, index: Any) -> Any:
-        """Refuse aliases: a small file must not expand into a huge value."""
-        if self.check_event(yaml.AliasEvent):
-            event = self.peek_event()
-            raise ComposerError(None, None, "aliases are not accepted", event.start_mark)
+        """Refuse aliases, by which a small file expands into a huge value, and explicit types such as `!!binary`."""
+        event: Any = self.peek_event()
+        mark: Any = event.start_mark
+        if isinstance(event, yaml.AliasEvent):
+            raise ComposerError(None, None, "aliases are not accepted", mark)
+        if getattr(event, "tag", None) is not None:
+            raise ComposerError(None, None, f"type tags ({event.tag}) are not accepted", mark)
         return super().compose_node(parent, index)
 
 

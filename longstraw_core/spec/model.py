@@ -12,13 +12,15 @@ Count = Annotated[int, Field(strict=True, ge=0, le=MAX_JSON_INTEGER)]
 PositiveCount = Annotated[int, Field(strict=True, ge=1, le=MAX_JSON_INTEGER)]
 TokenId = Annotated[int, Field(strict=True, ge=0, le=2**31 - 1)]
 FiniteFloat = Annotated[float, Field(allow_inf_nan=False)]
+PathText = Annotated[str, Field(min_length=1, max_length=4096, pattern=r"^[^\x00-\x1f\x7f]+$")]
+"""A path or URI: no control characters, no longer than a file system takes."""
 Sha256 = Annotated[str, Field(pattern=r"^sha256:[0-9a-f]{64}$")]
 
 
 class StrictModel(BaseModel):
     """Immutable model that refuses unknown fields, so that a misspelt key is an error and not a default."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
 
     def to_json_object(self) -> dict[str, Any]:
         """Return plain JSON types (lists, dicts, strings, numbers, booleans, null)."""

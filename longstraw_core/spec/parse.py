@@ -28,11 +28,15 @@ def _fields_at(model: type[BaseModel], path: Iterable[str | int]) -> list[str]:
 
 
 def describe_validation_errors(
-    error: ValidationError, model: type[BaseModel], source: str, value: Any, lines: dict[FieldPath, int] | None = None
+    error: ValidationError,
+    model: type[BaseModel],
+    source: str,
+    value: Any,
+    places: dict[FieldPath, str] | None = None,
 ) -> list[str]:
     """One line per wrong field: `file:line: field.path: value …: what is allowed`.
 
-    `value` is the plain object that was validated; `lines` maps field paths to line numbers when known.
+    `value` is the plain object that was validated; `places` says where a field was written, when that is known.
     """
     grouped: dict[FieldPath, list[dict[str, Any]]] = {}
     for item in error.errors(include_url=False):
@@ -51,9 +55,9 @@ def describe_validation_errors(
     messages: list[str] = []
     for path, items in grouped.items():
         known = path
-        while lines and known not in lines and known:
+        while places and known not in places and known:
             known = known[:-1]
-        where = f"{source}:{lines[known]}" if lines and known in lines else source
+        where = places[known] if places and known in places else source
         texts: list[str] = []
         for item in items:
             if item["type"] == "extra_forbidden":
@@ -81,8 +85,8 @@ def _shorten(value: Any) -> str:
     return text if len(text) <= 80 else text[:77] + "..."
 
 
-def _apply_override(value: dict[str, Any], override: str) -> None:
-    """Set one `field.path=value` (the value is YAML) in the plain specification."""
+def _apply_override(value: dict[str, Any], override: str) -> FieldPath:
+    """Set one `field.path=value` (the value is YAML) in the plain specification; return the field's path."""
     path, equals, text = override.partition("=")
     parts = path.split(".")
     if not equals or not all(parts):
@@ -95,6 +99,7 @@ def _apply_override(value: dict[str, Any], override: str) -> None:
             raise SpecError(f"--set {override}: {part} is not a group of fields")
         current = cast("dict[str, Any]", inner)
     current[parts[-1]] = new
+    return tuple(parts)
 
 
 def parse_transaction_spec(text: str | bytes, source: str, *, overrides: Sequence[str] = ()) -> TransactionSpec:
@@ -117,10 +122,12 @@ def parse_transaction_spec(text: str | bytes, source: str, *, overrides: Sequenc
     value, lines = load_yaml(decoded, source)
     if not isinstance(value, dict):
         raise SpecError(f"{source}: the top level must be a mapping of fields, not {type(value).__name__}")
+    places = {path: f"{source}:{line}" for path, line in lines.items()}
     for override in overrides:
-        _apply_override(cast("dict[str, Any]", value), override)
+        path = _apply_override(cast("dict[str, Any]", value), override)
+        places[path] = f"--set {_shorten(override)[1:-1]}"
     try:
         # Strict JSON mode: no string-to-number or boolean-to-number conversion; lists become tuples.
         return TransactionSpec.model_validate_json(json.dumps(value), strict=True)
     except ValidationError as error:
-        raise SpecError("\n".join(describe_validation_errors(error, TransactionSpec, source, value, lines))) from error
+        raise SpecError("\n".join(describe_validation_errors(error, TransactionSpec, source, value, places))) from error

@@ -4,7 +4,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field, model_validator
 
-from longstraw_core.spec.model import Count, FiniteFloat, PositiveCount, Sha256, StrictModel
+from longstraw_core.spec.model import Count, FiniteFloat, PathText, PositiveCount, Sha256, StrictModel
 from longstraw_core.spec.receipts import GradientMode
 
 Family = Literal["qwen3_5_text"]
@@ -16,7 +16,7 @@ UnitFloat = Annotated[FiniteFloat, Field(ge=0.0, lt=1.0)]
 class ModelSpec(StrictModel):
     """The frozen base model."""
 
-    snapshot: Annotated[str, Field(min_length=1)]
+    snapshot: PathText
     """Directory of a Hugging Face snapshot; relative to the specification file."""
     digest: Sha256 | None = None
     """Expected digest of the snapshot's tree manifest; checked before anything is loaded."""
@@ -36,7 +36,7 @@ class LoraSpec(StrictModel):
 class DataSpec(StrictModel):
     """Where prompts come from."""
 
-    path: Annotated[str, Field(min_length=1)]
+    path: PathText
     """JSONL file of DAPO-style rows; relative to the specification file."""
     prompts_per_transaction: PositiveCount = 1
     max_prompt_tokens: PositiveCount | None = None
@@ -111,7 +111,7 @@ class LayoutSpec(StrictModel):
     expert_parallel: Annotated[int, Field(strict=True, ge=1, le=1)] = 1
     prompt_chunk_tokens: PositiveCount = 2048
     """Prompt tokens captured, or swept with autograd, at once; bounds the live graph."""
-    page_tokens: PositiveCount = 256
+    page_tokens: Annotated[int, Field(strict=True, ge=1, le=1 << 20)] = 256
     """Tokens per resident page."""
 
 
@@ -126,7 +126,7 @@ class ScheduleSpec(StrictModel):
 class StorageSpec(StrictModel):
     """Where artifacts are kept."""
 
-    uri: Annotated[str, Field(pattern=r"^file://.+")] = "file://./longstraw-store"
+    uri: Annotated[str, Field(pattern=r"^file://[^\x00-\x1f\x7f]+$", max_length=4096)] = "file://./longstraw-store"
 
 
 class TransactionSpec(StrictModel):

@@ -156,11 +156,11 @@ class StageContext:
                     f"{self.transaction - 1} of this run wrote ({descriptor.digest}); leave it empty"
                 )
             self.inputs["previous:manifest_checkpoint/checkpoint_manifest"] = descriptor
-        elif self.parent_checkpoint is not None:
-            descriptor = self.parent_checkpoint
-            self.inputs[PARENT_INPUT] = descriptor
         else:
-            return None
+            descriptor = self._external_parent()
+            if descriptor is None:
+                return None
+            self.inputs[PARENT_INPUT] = descriptor
         self.parent_descriptor = descriptor
         content = self.store.get_bytes(descriptor)
         try:
@@ -169,6 +169,19 @@ class StageContext:
             raise IntegrityError(
                 f"parent checkpoint {descriptor.digest} is not a checkpoint manifest: {error}"
             ) from error
+
+    def _external_parent(self) -> Descriptor | None:
+        """What the run starts from: `audit_data` takes the parameter, every later stage what `audit_data` recorded."""
+        if self.stage == "audit_data":
+            return self.parent_checkpoint
+        recorded = self.receipts["audit_data"].predicate.inputs.get(PARENT_INPUT)
+        if self.parent_checkpoint not in (None, recorded):
+            started = "a fresh adapter" if recorded is None else recorded.digest
+            raise SpecError(
+                f"parent_checkpoint {self.parent_checkpoint.digest} is not what audit_data started from ({started}); "
+                "one transaction has one parent: leave it empty here"
+            )
+        return recorded
 
     def parent_tree(self) -> Path | None:
         """Directory with the verified files of the parent checkpoint, None for a fresh adapter."""

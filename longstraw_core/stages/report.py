@@ -161,7 +161,7 @@ def render_run_report(report: RunReport) -> bytes:
         *_history_figures(report.history),
         _lengths_figure(report.response_lengths),
         _differences_figure(report.logprob_differences),
-        _bars_figure("Time per stage, all transactions", "seconds", tuple(seconds_of.items())),
+        _bars_figure("Time per stage, this transaction", "seconds", tuple(seconds_of.items())),
         _bars_figure("Peak memory per stage", "MiB", tuple((name, size / 2**20) for name, size in memory_of.items())),
         *_phase_figures(report.phases),
     ]

@@ -6,6 +6,9 @@ from typing import Any
 
 from longstraw_core.spec import SpecError
 
+MAX_SAFETENSORS_HEADER_BYTES = 100_000_000
+"""The format's own limit."""
+
 _REQUIRED = ("config.json", "tokenizer.json", "tokenizer_config.json")
 _MODEL_TYPES = {"qwen3_5_text": ("qwen3_5_text",)}
 
@@ -49,5 +52,28 @@ def check_snapshot(snapshot: Path, family: str) -> None:
         except (OSError, ValueError, KeyError, AttributeError, TypeError) as error:
             raise SpecError(f"model.snapshot: {index} is not a safetensors index: {error}") from error
     for shard in shards:
-        if not (snapshot / str(shard)).is_file():
-            raise SpecError(f"model.snapshot: weight file {snapshot / str(shard)} is missing; download it again")
+        _check_weight_file(snapshot / str(shard))
+
+
+def _check_weight_file(path: Path) -> None:
+    """Check that a safetensors file is as long as its header says, without reading its tensors.
+
+    Format: 8 bytes little-endian header length, the header as JSON, then the tensors at `data_offsets`.
+    """
+    if not path.is_file():
+        raise SpecError(f"model.snapshot: weight file {path} is missing; download it again")
+    try:
+        with path.open("rb") as file:
+            header_bytes = int.from_bytes(file.read(8), "little")
+            if not 2 <= header_bytes <= MAX_SAFETENSORS_HEADER_BYTES:
+                raise ValueError(f"header length {header_bytes}")
+            header = json.loads(file.read(header_bytes))
+        ends = [entry["data_offsets"][1] for name, entry in header.items() if name != "__metadata__"]
+        expected = 8 + header_bytes + max(ends, default=0)
+        observed = path.stat().st_size
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, IndexError, RecursionError) as error:
+        raise SpecError(
+            f"model.snapshot: {path} is not a safetensors file ({type(error).__name__}: {error}); download it again"
+        ) from error
+    if observed != expected:
+        raise SpecError(f"model.snapshot: {path} has {observed} bytes, its header says {expected}; download it again")

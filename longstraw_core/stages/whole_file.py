@@ -1,9 +1,17 @@
 """Writes a file whole or not at all."""
 
 import os
+import re
 from pathlib import Path
 
 from longstraw_core.artifacts.files import reporting
+
+_PARTIAL_FILE = re.compile(r"\..+\.[0-9]+\.new")
+
+
+def is_partial_file(name: str) -> bool:
+    """Whether a file of this name is what a killed `write_whole` left behind."""
+    return _PARTIAL_FILE.fullmatch(name) is not None
 
 
 def write_whole(path: Path, content: bytes) -> None:

@@ -6,6 +6,7 @@ from typing import Any
 
 import torch
 from peft import PeftModel
+from safetensors import SafetensorError
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from longstraw_core.mixers.qwen3_5 import bind_family
@@ -52,7 +53,7 @@ def load_base_model(snapshot_dir: Path, model_spec: ModelSpec, *, device: str = 
             ignore_mismatched_sizes=True,
             output_loading_info=True,
         )
-    except (OSError, RuntimeError, ValueError) as error:
+    except (OSError, RuntimeError, ValueError, SafetensorError) as error:
         raise IntegrityError(f"model.snapshot: {snapshot_dir} cannot be loaded: {_first_line(error)}") from error
     model, report = loaded
     for name in sorted(report["missing_keys"]):

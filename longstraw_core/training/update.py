@@ -87,7 +87,7 @@ def accumulate_gradients(
                     )
                     if not bool(torch.isfinite(loss)):
                         raise NumericError(
-                            f"group {group.prompt_id}, response {rollout.index}: loss is {float(loss)}: "
+                            f"group {group.prompt_id}, response {rollout.index}: loss is {float(loss.detach())}: "
                             "no optimizer step was taken"
                         )
                     loss.backward()

@@ -101,6 +101,12 @@ def test_a_dry_run_shows_everything_and_writes_nothing(spec_file: Path, tmp_path
         (["objective.gradient=fast"], 2, ["objective.gradient", "'fast'"]),
         (["sampling.max_response_tokens=100000"], 2, ["max_response_tokens"]),
         (["data.max_prompt_tokens=0"], 2, ["data.max_prompt_tokens"]),
+        (['data.path="a\\0b"'], 2, ["data.path"]),
+        (["model.snapshot=" + "x" * 300], 2, ["model.snapshot"]),
+        (["data.path=" + "x" * 300], 2, ["name too long"]),
+        (["data.path=" + "x" * 5000], 2, ["data.path", "4096"]),
+        (["layout.page_tokens=9007199254740991"], 2, ["layout.page_tokens"]),
+        (["data.path={{$}}.jsonl"], 2, ["data.path"]),
     ],
 )
 def test_a_run_that_cannot_start_leaves_no_directory(
@@ -206,11 +212,59 @@ def test_a_second_run_in_the_same_directory_waits_and_then_says_why(
     assert "another `longstraw run` is active" in result.output
 
 
+@pytest.mark.parametrize("workdir", ["rows.jsonl", "rows.jsonl/x", "w" * 300, "/proc/longstraw"])
+def test_a_work_directory_that_cannot_be_is_refused_in_one_line(spec_file: Path, tmp_path: Path, workdir: str) -> None:
+    result = invoke("run", str(spec_file), "--workdir", str(tmp_path / workdir), "-o", "json")
+    assert result.exit_code == 2, result.output
+    assert json.loads(result.stdout.splitlines()[-1])["exit_code"] == 2
+    assert "Traceback" not in result.output
+
+
+def test_a_run_killed_at_its_first_write_can_be_started_again(spec_file: Path, tmp_path: Path) -> None:
+    work = tmp_path / "work"
+    work.mkdir()
+    (work / ".lock").touch()
+    (work / ".run.json.4242.new").write_text("{")
+    scene = Scene(spec_file, work)
+    assert scene.kill_after("stage_started", "audit_data", signal.SIGINT) == 130
+    assert not list(work.glob(".*.new"))
+
+
+def test_an_unexpected_error_is_one_json_object_and_code_3(spec_file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from longstraw_core.cli.commands import run
+
+    def broken(*_: object) -> None:
+        raise RuntimeError("a bug of ours")
+
+    monkeypatch.setattr(run, "check_before_start", broken)
+    result = invoke("run", str(spec_file), "-o", "json")
+    assert result.exit_code == 3
+    assert json.loads(result.stdout)["message"].endswith("RuntimeError: a bug of ours")
+
+
+def test_a_weight_file_that_is_cut_short_is_refused_before_anything_runs(
+    spec_file: Path, tmp_path: Path, untrained_snapshot: Path
+) -> None:
+    for number, content in enumerate(
+        [b"", b"garbage" * 100, (untrained_snapshot / "model.safetensors").read_bytes()[:-9]]
+    ):
+        broken = tmp_path / f"broken{number}"
+        broken.mkdir()
+        for file in untrained_snapshot.iterdir():
+            (broken / file.name).write_bytes(file.read_bytes())
+        (broken / "model.safetensors").write_bytes(content)
+        result = invoke("run", str(spec_file), "--workdir", str(tmp_path / "work"), "--set", f"model.snapshot={broken}")
+        assert result.exit_code == 2, result.output
+        assert "model.safetensors" in result.output
+    assert not (tmp_path / "work").exists()
+
+
 def test_usage_errors_exit_with_2() -> None:
     assert invoke("run").exit_code == 2
     assert invoke("unheard").exit_code == 2
     assert invoke("stage", "unheard").exit_code == 2
     assert invoke("verify", "/nowhere").exit_code == 2
+    assert invoke("verify", __file__).exit_code == 2
     assert subprocess.run([*COMMAND, "run", "x.yaml", "-o", "xml"], capture_output=True, check=False).returncode == 2
 
 

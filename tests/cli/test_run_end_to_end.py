@@ -214,6 +214,16 @@ def test_a_removed_file_and_a_symlink_are_found_by_their_names(copy: Path) -> No
             assert any(name in fault.path and fault.kind == "symlink" for fault in symlink), name
 
 
+def test_a_lock_that_is_no_empty_file_is_found(copy: Path) -> None:
+    (copy / ".lock").write_text("x")
+    assert [fault.path for fault in verify_directory(copy).faults] == [".lock"]
+    (copy / ".lock").unlink()
+    (copy / ".lock").symlink_to("/etc/hostname")
+    assert [(fault.path, fault.kind) for fault in verify_directory(copy).faults] == [(".lock", "symlink")]
+    (copy / ".lock").unlink()
+    assert verify_directory(copy).faults == []
+
+
 def test_the_verify_command_says_what_is_wrong_and_exits_with_11(copy: Path) -> None:
     blob = max((copy / "store" / "blobs" / "sha256").iterdir(), key=lambda path: path.stat().st_size)
     assert subprocess.run([*COMMAND, "verify", str(copy)], capture_output=True, check=False).returncode == 0

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from longstraw_core.artifacts import find_receipt, open_store, read_receipt, write_receipt
-from longstraw_core.spec import Prompt, Rollout, TransactionSpec, canonical_json, sha256_digest
+from longstraw_core.spec import Descriptor, Prompt, Rollout, TransactionSpec, canonical_json, sha256_digest
 from longstraw_core.spec.descriptors import MEDIA_TYPE_JSON_LINES
 from longstraw_core.spec.parse import parse_transaction_spec
 from longstraw_core.spec.receipts import RankRecord, ReceiptPredicate
@@ -19,8 +19,10 @@ def make_spec(fields: dict[str, Any], *overrides: str) -> TransactionSpec:
     return parse_transaction_spec(canonical_json(fields), "test", overrides=overrides)
 
 
-def run(spec: TransactionSpec, stage: str, transaction: int = 1) -> StageOutcome:
-    return run_stage(StageRequest(stage=stage, spec=spec, run=spec.name, transaction=transaction))
+def run(spec: TransactionSpec, stage: str, transaction: int = 1, *, parent: Descriptor | None = None) -> StageOutcome:
+    return run_stage(
+        StageRequest(stage=stage, spec=spec, run=spec.name, transaction=transaction, parent_checkpoint=parent)
+    )
 
 
 def prompts_of(spec: TransactionSpec, transaction: int = 1) -> list[Prompt]:

@@ -284,6 +284,26 @@ def test_a_non_finite_loss_takes_no_step_and_publishes_nothing(
     assert run(spec, "train").receipt.predicate.status == "stepped"
 
 
+def test_a_transaction_has_one_parent_and_later_stages_take_it_from_the_first(
+    spec_fields: dict[str, Any],
+) -> None:
+    first = make_spec(spec_fields)
+    outcomes = run_transaction(first)
+    parent = outcomes["manifest_checkpoint"].receipt.predicate.outputs["checkpoint_manifest"]
+    spec = make_spec(spec_fields, "name=second")
+    run(spec, "audit_data", parent=parent)
+    stranger = parent.model_copy(update={"digest": "sha256:" + "0" * 64})
+    with pytest.raises(SpecError, match="one transaction has one parent"):
+        run(spec, "export_lora", parent=stranger)
+    exported = run(spec, "export_lora").receipt.predicate
+    assert exported.status == "from_checkpoint"
+    assert exported.inputs["external:parent_checkpoint"] == parent
+    fresh = make_spec(spec_fields, "name=third")
+    run(fresh, "audit_data")
+    with pytest.raises(SpecError, match="a fresh adapter"):
+        run(fresh, "export_lora", parent=parent)
+
+
 def test_a_data_file_that_changes_between_transactions_is_refused(spec_fields: dict[str, Any]) -> None:
     spec = make_spec(spec_fields)
     run_transaction(spec, 1)

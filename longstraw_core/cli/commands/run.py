@@ -28,7 +28,7 @@ from longstraw_core.stages.source import source_digest
 @click.option(
     "--workdir",
     type=click.Path(path_type=Path),
-    help="Directory of this run: artifacts, logs, report (default: runs/<name of the specification>).",
+    help="Directory of this run: artifacts, logs, report (default: runs/<name>-seed<seed>).",
 )
 @click.option("--set", "overrides", multiple=True, metavar="FIELD=VALUE", help="Replace one field; may be repeated.")
 @click.option("--dry-run", is_flag=True, help="Print what would run, read and be written; start nothing.")
@@ -48,7 +48,7 @@ def run_command(
     A run that was stopped or killed continues with the same command: finished stages are verified and reused.
     """
     written = read_spec(spec, overrides)
-    work = WorkDirectory((workdir or Path("runs") / written.name).absolute())
+    work = WorkDirectory((workdir or Path("runs") / f"{written.name}-seed{written.seed}").absolute())
     resolved = resolve_paths(written, spec.parent, store=work.store)
     count = transactions or resolved.schedule.transactions
     check_before_start(resolved)

@@ -1,6 +1,5 @@
 """`longstraw stage`: one stage alone, against the artifacts of a run."""
 
-import sys
 from pathlib import Path
 
 import click
@@ -8,7 +7,7 @@ import click
 from longstraw_core.cli.command import fail, output_option, reports_errors
 from longstraw_core.cli.output import OutputFormat, human_bytes, print_json
 from longstraw_core.cli.spec_file import read_spec, resolve_paths
-from longstraw_core.spec import LongStrawError
+from longstraw_core.spec import LongStrawError, StageFailed
 from longstraw_core.stages.catalogue import CATALOGUE, StageEntry
 from longstraw_core.stages.execute import StageRequest, parse_parent_checkpoint, run_stage
 from longstraw_core.stages.failure import report_stage_failure
@@ -73,7 +72,9 @@ def _stage_command(entry: StageEntry) -> click.Command:
             fail(error, output)
             return
         except Exception as error:
-            sys.exit(report_stage_failure(entry.name, run, transaction, error))
+            report_stage_failure(entry.name, run, transaction, error)
+            fail(StageFailed(f"{entry.name}: {type(error).__name__}: {error}"), output)
+            return
         predicate = outcome.receipt.predicate
         if output == "json":
             print_json(

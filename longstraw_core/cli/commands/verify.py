@@ -8,7 +8,7 @@ import click
 from longstraw_core.artifacts import VerifyReport, open_store, verify_directory, verify_store
 from longstraw_core.cli.command import output_option, reports_errors
 from longstraw_core.cli.output import OutputFormat, console, human_bytes, print_json
-from longstraw_core.spec import IntegrityError
+from longstraw_core.spec import IntegrityError, SpecError
 
 
 @click.command(
@@ -25,10 +25,21 @@ def verify_command(target: str, run_name: str | None, output: OutputFormat) -> N
     WORKDIR is the directory of a finished `longstraw run`; a store URI (file://…) verifies the artifacts alone.
     Exit code 11 when anything was changed, added, removed or replaced.
     """
-    report = verify_store(open_store(target), run_name) if "://" in target else verify_directory(Path(target))
+    if "://" in target:
+        report = verify_store(open_store(target), run_name)
+    else:
+        _check_run_directory(Path(target))
+        report = verify_directory(Path(target))
     _show(report, output)
     if not report.ok:
         raise IntegrityError(f"{target}: {len(report.faults)} fault(s); do not use these artifacts")
+
+
+def _check_run_directory(path: Path) -> None:
+    """Refuse a directory that shows no sign of a run: more likely a wrong argument than a damaged run."""
+    signs = ("run.json", "store", "complete.sha256-*.json")
+    if path.is_dir() and not any(any(path.glob(sign)) for sign in signs):
+        raise SpecError(f"{path} is not the work directory of a run; it holds no run.json, store or seal")
 
 
 def _show(report: VerifyReport, output: OutputFormat) -> None:
