@@ -44,11 +44,13 @@ class Measured:
 
 @dataclass(frozen=True, slots=True)
 class FoundFile:
-    """One thing found while walking a directory: its path relative to the root, its kind and its size."""
+    """One thing found while walking a directory: its path relative to the root, its kind, its size and its time."""
 
     path: str
     kind: FileKind
     size: int
+    modified: float = 0.0
+    """When it was last written, in seconds since 1970 by the clock of whoever stores it."""
 
 
 def worker_count() -> int:
@@ -212,7 +214,7 @@ def walk_directory(root: Path, relative: str = "") -> Iterator[FoundFile]:
                     if kind == "directory":
                         waiting.append(path)
                     else:
-                        yield FoundFile(path=path, kind=kind, size=status.st_size)
+                        yield FoundFile(path=path, kind=kind, size=status.st_size, modified=status.st_mtime)
         finally:
             os.close(directory)
 
