@@ -30,6 +30,7 @@ from botocore.exceptions import (  # pyright: ignore[reportMissingTypeStubs]
     ProfileNotFound,
     SSLError,
 )
+from botocore.loaders import create_loader  # pyright: ignore[reportMissingTypeStubs]
 from botocore.parsers import ResponseParserError  # pyright: ignore[reportMissingTypeStubs]
 
 from longstraw_core.spec.errors import IntegrityError, LongStrawError, Retryable, SpecError
@@ -48,6 +49,9 @@ _WRONG_REGION = {"PermanentRedirect", "AuthorizationHeaderMalformed", "IllegalLo
 _UNKNOWN_KEY = {"InvalidAccessKeyId", "SignatureDoesNotMatch", "InvalidToken", "ExpiredToken", "TokenRefreshRequired"}
 
 _BOTO3: Any = boto3
+_MODELS: Any = create_loader()
+"""boto3's descriptions of the service, parsed once per process."""
+
 Result = TypeVar("Result")
 
 
@@ -140,6 +144,7 @@ def connect(bucket: str) -> Connection:
     """
     try:
         core: Any = botocore_session.Session()
+        core.register_component("data_loader", _MODELS)
         scoped: dict[str, Any] = core.get_scoped_config()
         client: Any = _BOTO3.Session(botocore_session=core).client("s3", config=_config(scoped.get("s3") or {}))
     except (BotoCoreError, ValueError) as error:

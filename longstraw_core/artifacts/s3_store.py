@@ -20,7 +20,6 @@ from longstraw_core.artifacts.files import FoundFile, Measured, open_regular_at,
 from longstraw_core.artifacts.s3_connection import Connection, connect, is_missing, is_taken, pages
 from longstraw_core.artifacts.s3_reader import S3Reader
 from longstraw_core.artifacts.s3_writer import (
-    SMALL_PART_BYTES,
     BytesSource,
     FileSource,
     Plan,
@@ -218,7 +217,7 @@ class S3Store(Store):
         key = self._key(name)
         if plan.measured.size > LOOK_FIRST_BYTES and self._holds(plan):
             return plan.measured
-        if plan.measured.size <= SMALL_PART_BYTES:
+        if len(plan.parts) == 1:
             created = self._put_whole(key, source, plan, media_type)
         else:
             created = self._put_in_parts(key, source, plan, media_type)

@@ -97,7 +97,8 @@ def seaweedfs(directory: Path) -> Iterator[S3Server]:
         f"-filer.port={ports['filer']}",
         "-s3",
         f"-s3.port={ports['s3']}",
-        "-s3.port.iceberg=0",
+        "-s3.port.iceberg=0",  # these two listen on fixed ports
+        "-s3.port.lance=0",
         f"-s3.config={config}",
         "-master.volumeSizeLimitMB=256",
         "-volume.max=200",
@@ -108,21 +109,19 @@ def seaweedfs(directory: Path) -> Iterator[S3Server]:
         try:
             wait_until_listening(ports["s3"])
             server = S3Server(f"http://127.0.0.1:{ports['s3']}", process=process.pid)
-            _wait_until_writable(server)
+            _wait_until_writable(server, process)
             yield server
         finally:
-            process.terminate()
-            try:
-                process.wait(timeout=30)
-            except subprocess.TimeoutExpired:
-                process.kill()
-                process.wait()
+            process.kill()  # asked politely it takes 25 seconds, and its data is thrown away anyway
+            process.wait()
 
 
-def _wait_until_writable(server: S3Server, *, seconds: float = 60.0) -> None:
+def _wait_until_writable(server: S3Server, process: subprocess.Popen[bytes], *, seconds: float = 60.0) -> None:
     client = server.client()
     deadline = time.monotonic() + seconds
     while True:
+        if process.poll() is not None:
+            raise RuntimeError(f"SeaweedFS ended with status {process.returncode}; see its log")
         try:
             client.create_bucket(Bucket="ready")
             client.put_object(Bucket="ready", Key="probe", Body=b"x")
