@@ -36,8 +36,8 @@ from botocore.parsers import ResponseParserError  # pyright: ignore[reportMissin
 from longstraw_core.spec.errors import IntegrityError, LongStrawError, Retryable, SpecError
 
 PATH_STYLE_VARIABLE = "LONGSTRAW_S3_PATH_STYLE"
-PARALLEL_PARTS = 4
-"""Parts in flight at once, over all objects of one store."""
+PARALLEL_PARTS = 8
+"""Parts in memory at once, over all objects of one store: on the wire, or waiting to be hashed and written."""
 
 TOTAL_ATTEMPTS = 6
 """Attempts of one request, with exponential backoff, where `AWS_MAX_ATTEMPTS` says nothing else."""
@@ -80,8 +80,8 @@ class Connection:
     endpoint: str
     """For messages; empty for Amazon's own."""
     pool: ThreadPoolExecutor = field(default_factory=lambda: ThreadPoolExecutor(PARALLEL_PARTS, "s3"))
-    buffers: BoundedSemaphore = field(default_factory=lambda: BoundedSemaphore(2 * PARALLEL_PARTS))
-    """One permit per part held in memory: half for the wire, half for parts that wait to be hashed."""
+    buffers: BoundedSemaphore = field(default_factory=lambda: BoundedSemaphore(PARALLEL_PARTS))
+    """One permit per part held in memory."""
 
     @property
     def shown(self) -> str:

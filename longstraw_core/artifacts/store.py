@@ -116,7 +116,7 @@ class Store(ABC):
     def put_blob(self, source: bytes | Path, media_type: str) -> Descriptor:
         """Store bytes, or a local regular file, under their own digest; return the descriptor.
 
-        Storing what exists already re-hashes the stored blob.
+        Storing what exists already checks the stored blob: re-hashed, or by the SHA-256 that its server states for it.
 
         Raises:
             IntegrityError: the blob exists with other bytes than its name says.

@@ -127,6 +127,7 @@ def test_a_stored_blob_that_is_not_its_digest_is_never_accepted(
         assert [fault.kind for fault in verify_store(store).faults] == ["changed"]
 
 
+@pytest.mark.parametrize("server", ["seaweedfs"], indirect=True)
 def test_1001_objects_under_one_prefix_are_all_found(store: Store, server: S3Server, prefix: str) -> None:
     client = server.client()
     names = [f"runs/many/{number:04d}" for number in range(1001)]
@@ -189,7 +190,7 @@ def test_a_run_verifies_and_every_change_is_named(
 def test_memory_is_bounded_by_the_parts_in_flight(store: Store, tmp_path: Path) -> None:
     source = tmp_path / "source"
     with source.open("wb") as file:
-        for _ in range(96):
+        for _ in range(64):
             file.write(os.urandom(MIB))
     tracemalloc.start()
     try:

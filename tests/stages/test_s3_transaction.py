@@ -52,10 +52,11 @@ def test_signed_transactions_share_a_policy_and_verify_from_any_receipt(
     for spec in (ours, rival):
         for stage in BEFORE_SAMPLE:
             run(spec, stage)
-        answers = lambda prompt: [f"Answer: {prompt.ground_truth}"] * 2 + ["Answer: 0"] * 2  # noqa: E731
-        publish_rollouts(
-            spec, [item for prompt in prompts_of(spec) for item in group_rollouts(prompt, answers(prompt))]
-        )
+        groups = [
+            group_rollouts(prompt, [f"Answer: {prompt.ground_truth}"] * 2 + ["Answer: 0"] * 2)
+            for prompt in prompts_of(spec)
+        ]
+        publish_rollouts(spec, [rollout for group in groups for rollout in group])
         for stage in AFTER_SAMPLE[:-1]:
             run(spec, stage)
     run(ours, "validate_run")
