@@ -2,6 +2,7 @@
 
 import hashlib
 import os
+import time
 import tracemalloc
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -12,6 +13,7 @@ import pytest
 from longstraw_core.artifacts import (
     AlreadyPublished,
     FileStore,
+    collect_garbage,
     find_receipt,
     materialize_tree,
     open_store,
@@ -184,6 +186,18 @@ def test_a_run_verifies_and_every_change_is_named(
     with pytest.raises(IntegrityError):
         materialize_tree(store, tree, tmp_path / "again")
     assert not (tmp_path / "again").exists()
+
+
+def test_garbage_goes_and_what_is_kept_verifies(store: Store, snapshot: Path, data_file: Path, tmp_path: Path) -> None:
+    publish_run_into(store, tmp_path, snapshot, data_file, run="old", transactions=1)
+    time.sleep(1.1)  # servers tell times in whole seconds
+    publish_run_into(store, tmp_path, snapshot, data_file, run="new", transactions=1)
+    before = set(store.list_names())
+    done = collect_garbage(store, keep_runs=1, grace_seconds=0)
+    assert (done.kept_runs, done.dropped_runs) == (["new"], ["old"])
+    assert done.blobs
+    assert set(store.list_names()) == before - set(done.blobs) - set(done.receipts)
+    assert verify_store(store).faults == []
 
 
 @pytest.mark.parametrize("server", ["seaweedfs"], indirect=True)  # moto keeps its objects in this process
