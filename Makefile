@@ -30,7 +30,7 @@ $(EXAMPLE)/rows.jsonl: examples/recall/generate.py | $(STAMP)
 	$(BIN)/python examples/recall/generate.py --out $@
 
 run: $(EXAMPLE)/tiny-model $(EXAMPLE)/rows.jsonl  ## Run the example: six real transactions on this machine
-	$(BIN)/longstraw run examples/recall/transaction.yaml --transactions $(TRANSACTIONS) \
+	OMP_NUM_THREADS=1 $(BIN)/longstraw run examples/recall/transaction.yaml --transactions $(TRANSACTIONS) \
 		--set seed=$(SEED) --workdir $(RUN)-seed$(SEED)
 
 test: $(STAMP)   ## Run the tests
@@ -57,7 +57,7 @@ locks: $(STAMP)  ## Re-resolve the pinned requirements of every image role
 	sed -i 's/+cpu$$//' images/*/requirements.lock requirements-dev.lock
 
 bench-recall: $(EXAMPLE)/tiny-model $(EXAMPLE)/rows.jsonl  ## Measure that the reward rises, seeds 0 to 2
-	$(BIN)/python benchmarks/recall_reward.py
+	OMP_NUM_THREADS=1 $(BIN)/python benchmarks/recall_reward.py
 
 bench-store: $(STAMP)  ## Measure what hashing and S3 cost beside plain tools
 	$(BIN)/python benchmarks/store.py

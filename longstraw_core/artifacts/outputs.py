@@ -25,13 +25,13 @@ def check_receipt_outputs(store: Store, receipt: StageReceipt) -> int:
 
     def check(name: str) -> str | None:
         wanted, shown = expected[name]
-        try:
-            with reporting(f"reading {store.uri}/{name}"):
+        with reporting(f"reading {store.uri}/{name}"):
+            try:
                 observed = store.measure(name)
-        except FileNotFoundError:
-            return f"{shown}: {name} is missing from {store.uri}"
-        except UnsafeFile as error:
-            return f"{shown}: {error}"
+            except FileNotFoundError:
+                return f"{shown}: {name} is missing from {store.uri}"
+            except UnsafeFile as error:
+                return f"{shown}: {error}"
         if observed != wanted:
             return f"{shown}: {name}: expected {wanted.size} bytes, observed {observed.digest} ({observed.size} bytes)"
         return None

@@ -8,7 +8,7 @@ from pathlib import Path
 from longstraw_core.spec import SpecError, TransactionSpec, canonical_json
 
 MAX_PARAMETER_BYTES = 10_000
-"""KFP's API server refuses runs whose parameters are longer in all (facts of KFP 2.17)."""
+"""KFP's API server (2.17) refuses runs whose parameters are longer in all."""
 
 _RESERVED_PARAMETER_BYTES = 1_000
 """Room for the other parameters of the pipeline."""

@@ -56,7 +56,7 @@ class Policy:
     Args:
         model: PEFT model whose base is a `Qwen3_5ForCausalLM` (or the multimodal wrapper); its base is frozen.
         layout: chunk and page sizes.
-        gradient: which gradient is computed (DESIGN, "Gradient modes").
+        gradient: which gradient is computed (docs/concepts.md).
         state_capacity_bytes: memory for resident state; None takes what the device has free now.
 
     Raises:
@@ -121,7 +121,7 @@ class Policy:
             raise SpecError("gradient mode response_adapter captures prompts with the adapter off")
         self.pool.require(self.state_bytes(len(prompt_token_ids)).captured, f"prompt of {len(prompt_token_ids)} tokens")
         state = PrefixState(self.pool, prompt_token_ids, self._new_layer_states)
-        keep_boundaries = self.gradient == "exact"
+        keep_boundaries = self.gradient == "exact" and adapter  # nothing is swept through the reference
 
         def store(layer: int, produced: Produced) -> None:
             state.append(layer, produced, segment.length, keep_boundary=keep_boundaries)

@@ -1,7 +1,7 @@
 """Causal attention of a segment over resident pages and itself, in tiles, with exact gradients into page sinks.
 
 The public attention operators cannot be used with plain autograd here: their backward ignores the gradient of the
-log-sum-exp, which a merge of partials needs (facts/context-parallel.md, section 4). So this is one autograd Function
+log-sum-exp, which a merge of partials needs. So this is one autograd Function
 whose backward uses the merged output and log-sum-exp. Scores exist for one tile at a time; memory does not grow with
 the prompt. Gradients of pages are added in place to preallocated fp32 sinks.
 """

@@ -1,11 +1,12 @@
 """Prompt state on disk: one safetensors shard per layer and a canonical JSON manifest that is written last."""
 
 import hashlib
+import itertools
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Literal
 
-from pydantic import ValidationError
+from pydantic import ValidationError, model_validator
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 
@@ -28,6 +29,15 @@ class PrefixManifest(StrictModel):
     chunk_starts: tuple[Count, ...]
     shards: tuple[TreeEntry, ...]
     """One per layer, in layer order; a layer without state (a prompt of one token) has an empty shard."""
+
+    @model_validator(mode="after")
+    def _chunks_cover_the_prompt(self) -> "PrefixManifest":
+        captured = len(self.prompt_token_ids) - 1
+        starts = self.chunk_starts
+        ascending = all(before < after for before, after in itertools.pairwise((*starts, captured)))
+        if captured < 0 or (starts[:1] != (0,) if captured else starts != ()) or not ascending:
+            raise ValueError(f"chunks starting at {starts} do not cover {captured} captured tokens")
+        return self
 
 
 def save(

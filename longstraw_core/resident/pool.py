@@ -1,20 +1,13 @@
 """The pool that owns the memory of resident state: blocks are handed out to a named owner and returned by it."""
 
-import os
 from collections import defaultdict
 
 import torch
 
+from longstraw_core.resident.free_memory import free_memory_bytes
 from longstraw_core.spec.errors import SpecError
 
 BlockShape = tuple[tuple[int, ...], torch.dtype]
-
-
-def available_bytes(device: torch.device) -> int:
-    """Return the bytes of memory that `device` could hand out now."""
-    if device.type == "cuda":
-        return torch.cuda.mem_get_info(device)[0]
-    return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
 
 
 def block_bytes(shape: tuple[int, ...], dtype: torch.dtype) -> int:
@@ -34,7 +27,7 @@ class ResidentPool:
 
     def __init__(self, device: torch.device, capacity_bytes: int | None = None) -> None:
         self.device = device
-        self.capacity_bytes = available_bytes(device) if capacity_bytes is None else capacity_bytes
+        self.capacity_bytes = free_memory_bytes(device) if capacity_bytes is None else capacity_bytes
         self._owned: dict[str, list[torch.Tensor]] = defaultdict(list)
         self._returned: dict[BlockShape, list[torch.Tensor]] = defaultdict(list)
         self._used_bytes = 0

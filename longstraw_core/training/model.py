@@ -1,5 +1,6 @@
 """Loads the frozen base model and its adapter; refuses snapshots with missing or misshapen tensors."""
 
+import os
 from pathlib import Path
 from typing import Any
 
@@ -17,11 +18,13 @@ DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
 def use_deterministic_arithmetic() -> None:
     """Make repeated runs on the same device equal: no TF32, no autotuned and no non-deterministic kernels."""
+    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # read when cuBLAS starts
     torch.backends.cuda.matmul.allow_tf32 = False
     torch.backends.cudnn.allow_tf32 = False
     torch.backends.cudnn.benchmark = False
     torch.backends.cudnn.deterministic = True
     torch.use_deterministic_algorithms(True, warn_only=True)
+    torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
 
 
 def load_base_model(snapshot_dir: Path, model_spec: ModelSpec, *, device: str = "cpu") -> Any:

@@ -127,3 +127,12 @@ def test_a_shard_path_cannot_leave_the_directory(tmp_path: Path) -> None:
     (tmp_path / "prefix.json").write_bytes(canonical_json(manifest))
     with pytest.raises(IntegrityError, match="not a prompt state manifest"):
         empty_state().restore(tmp_path, IDENTITY)
+
+
+@pytest.mark.parametrize("starts", [[], [3], [0, 6, 6], [6, 0], [0, 10]])
+def test_chunks_that_do_not_cover_the_prompt_are_refused(tmp_path: Path, starts: list[int]) -> None:
+    filled_state(pool()).save(tmp_path, IDENTITY)
+    manifest = json.loads((tmp_path / "prefix.json").read_bytes()) | {"chunk_starts": starts}
+    (tmp_path / "prefix.json").write_bytes(canonical_json(manifest))
+    with pytest.raises(IntegrityError, match="do not cover 10 captured tokens"):
+        empty_state().restore(tmp_path, IDENTITY)

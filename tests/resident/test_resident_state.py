@@ -1,8 +1,11 @@
 """Pages, recurrent state, pool and witness: ownership, capacity, and what a violated witness says."""
 
+from pathlib import Path
+
 import pytest
 import torch
 
+from longstraw_core.resident import free_memory
 from longstraw_core.resident.layer_state import LayerState
 from longstraw_core.resident.paged_keys_values import PagedKeysValues, PageLayout
 from longstraw_core.resident.pool import ResidentPool, block_bytes
@@ -57,6 +60,17 @@ def test_a_returned_block_is_handed_out_again_and_zeroed() -> None:
     again = from_pool.allocate("b", (4,), torch.float32)
     assert again.data_ptr() == block.data_ptr()
     assert not again.any()
+
+
+def test_capacity_defaults_to_what_is_free_within_the_containers_limit(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(free_memory, "CGROUP", tmp_path)
+    assert 0 < ResidentPool(torch.device("cpu")).capacity_bytes < 1 << 50
+    (tmp_path / "memory.max").write_text("5000\n")
+    (tmp_path / "memory.current").write_text("4000\n")
+    (tmp_path / "memory.stat").write_text("anon 3000\ninactive_file 600\n")
+    assert ResidentPool(torch.device("cpu")).capacity_bytes == 1600
 
 
 def test_releasing_what_one_does_not_own_is_an_error() -> None:

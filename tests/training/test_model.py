@@ -5,12 +5,14 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
+from transformers import Qwen3_5Config, Qwen3_5ForConditionalGeneration
 
+from longstraw_core.engine.policy import Policy
 from longstraw_core.spec.errors import IntegrityError, SpecError
-from longstraw_core.spec.transaction import LoraSpec, ModelSpec
+from longstraw_core.spec.transaction import LayoutSpec, LoraSpec, ModelSpec
 from longstraw_core.training.lora import inject_adapter, save_adapter
 from longstraw_core.training.model import load_base_model, load_policy_model
-from tests.engine.oracle import full_logprobs, tiny_base
+from tests.engine.oracle import full_logprobs, tiny_base, tiny_config
 
 SPEC = ModelSpec(snapshot="model", family="qwen3_5_text", dtype="float32")
 LAYERS = ("linear_attention", "full_attention")
@@ -72,3 +74,27 @@ def test_another_family_is_refused(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text('{"model_type": "llama", "architectures": ["LlamaForCausalLM"]}')
     with pytest.raises(SpecError, match="is a llama model, not qwen3_5_text"):
         load_base_model(tmp_path, SPEC)
+
+
+def test_a_multimodal_checkpoint_is_read_as_its_text_model_and_its_wrapper_can_be_bound_too(tmp_path: Path) -> None:
+    vision = {
+        "depth": 1,
+        "hidden_size": 16,
+        "num_heads": 2,
+        "intermediate_size": 16,
+        "out_hidden_size": 48,
+        "num_position_embeddings": 16,
+        "patch_size": 2,
+    }
+    torch.manual_seed(0)
+    wrapper = Qwen3_5ForConditionalGeneration(
+        Qwen3_5Config(text_config=tiny_config(LAYERS).to_dict(), vision_config=vision)
+    ).eval()
+    wrapper.save_pretrained(tmp_path)
+    with torch.no_grad():
+        expected = full_logprobs(wrapper, [1, 2, 3], [4, 5])  # type: ignore[arg-type]
+        for base in (load_base_model(tmp_path, SPEC), wrapper):
+            policy = Policy(inject_adapter(base, LoraSpec(rank=2), seed=0), LayoutSpec(), gradient="exact")
+            state = policy.capture([1, 2, 3], adapter=True)
+            ours = policy.replay(state, [4, 5], temperature=1.0).logprobs_R
+            torch.testing.assert_close(ours, expected, rtol=0, atol=5e-5)

@@ -124,7 +124,7 @@ def test_the_build_is_a_loadable_hugging_face_checkpoint(tmp_path: Path) -> None
     }
     assert [path.name for path in directory.parent.iterdir()] == ["tiny"]
     assert [progress.step for progress in seen] == [1, 2, 3, 4, 5]
-    assert (report.steps, report.planned_steps) == (5, 5)
+    assert (report.steps, report.complete) == (5, True)
     assert json.loads((directory / "training.json").read_text())["seed"] == 0
     model = AutoModelForCausalLM.from_pretrained(directory)
     tokenizer = AutoTokenizer.from_pretrained(directory)
@@ -161,9 +161,16 @@ def test_a_minute_is_not_needed_to_see_it_learn(tmp_path: Path) -> None:
     assert sum(losses[-5:]) / 5 < 2.5, "about log(10): digits are known to be digits"
 
 
+def test_a_phase_ends_as_soon_as_it_is_learned(tmp_path: Path) -> None:
+    curriculum = (Phase("drill", steps=30, batch=2, size=8, until=100.0), Phase("ledger", steps=2, batch=1, size=4))
+    report = build_tiny_model(tmp_path / "tiny", curriculum=curriculum)
+    assert (report.steps, report.complete) == (12, True), "ten steps to judge the first phase, then the second"
+
+
 def test_training_stops_when_time_is_up_and_says_so(tmp_path: Path) -> None:
     report = build_tiny_model(tmp_path / "tiny", max_seconds=0.0, curriculum=SHORT)
-    assert report.steps < report.planned_steps == 5
+    assert report.steps < 5
+    assert not report.complete
     assert (tmp_path / "tiny" / "config.json").exists()
 
 

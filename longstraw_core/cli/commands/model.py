@@ -58,7 +58,12 @@ def tiny_command(out: Path, seed: int, output: OutputFormat) -> None:
                 "loss": report.loss,
                 "seconds": round(report.seconds, 3),
                 "seed": report.seed,
+                "complete": report.complete,
             }
+        )
+    if not report.complete:
+        click.echo(
+            "longstraw: this machine was too slow: training was cut short, the model may not answer well", err=True
         )
 
 

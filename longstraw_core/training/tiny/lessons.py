@@ -32,13 +32,15 @@ OPEN_FINAL, OPEN_OTHER = 0.4, 0.2
 
 @dataclass(frozen=True)
 class Phase:
-    """One part of the curriculum: `steps` batches of `batch` lessons of one kind and size."""
+    """One part of the curriculum: at most `steps` batches of `batch` lessons of one kind and size."""
 
     kind: Literal["drill", "interview", "ledger"]
     steps: int
     batch: int
     size: int
     """Drill: lines; interview: ordinary lines; ledger: lines of the document."""
+    until: float | None = None
+    """Go on to the next phase once the mean loss of ten steps is below this; None: after all steps."""
 
 
 def drill(rng: random.Random, lines: int, names: int = 4) -> list[Piece]:

@@ -20,16 +20,16 @@ from longstraw_core.training.tiny.lessons import Phase, Piece, drill, even_habit
 from longstraw_core.training.tiny.tokenizer import END, PAD, VOCABULARY_SIZE, build_tokenizer
 
 CURRICULUM = (
-    Phase("drill", steps=130, batch=16, size=16),
-    Phase("interview", steps=65, batch=12, size=4),
+    Phase("drill", steps=260, batch=16, size=16, until=0.25),
+    Phase("interview", steps=130, batch=12, size=4, until=0.1),
     Phase("ledger", steps=35, batch=10, size=24),
     Phase("ledger", steps=25, batch=4, size=90),
     Phase("ledger", steps=28, batch=2, size=250),
 )
 LEARNING_RATE = 7e-3
 WARMUP_STEPS = 20
-DECAY_SHARE = 0.4
-"""Share of all steps, at the end, over which the learning rate falls linearly."""
+RECENT_STEPS = 10
+"""Steps whose mean loss decides whether a phase has been learned."""
 THREADS = 1
 """Fixed, because sums in another number of threads round differently; tensors this small gain little from more."""
 
@@ -40,6 +40,7 @@ class TinyProgress:
 
     step: int
     steps: int
+    """The most steps there can be; phases that are learned sooner end sooner."""
     loss: float
     seconds: float
     tokens: int
@@ -48,11 +49,11 @@ class TinyProgress:
 
 @dataclass(frozen=True)
 class TinyReport:
-    """What was trained. `steps` is below `planned_steps` only when time ran out."""
+    """What was trained. `complete` is false when the time bound cut training short."""
 
     seed: int
     steps: int
-    planned_steps: int
+    complete: bool
     threads: int
     parameters: int
     loss: float
@@ -71,8 +72,9 @@ def build_tiny_model(
 ) -> TinyReport:
     """Train the tiny model and write it to `out_dir` as a Hugging Face checkpoint with its tokenizer.
 
-    The result depends on `seed` and the machine's arithmetic only, unless `max_seconds` cut training short. The
-    directory appears complete or not at all.
+    `max_seconds` bounds the CPU time of the training, which on an idle machine is its duration: a busy machine takes
+    longer but trains the same model. Unless that bound cuts training short, the bytes depend on `seed` and the
+    machine's arithmetic only. The directory appears complete or not at all.
 
     Raises:
         SpecError: `out_dir` exists and is not an empty directory.
@@ -153,44 +155,58 @@ def _train(
     progress: Callable[[TinyProgress], None] | None,
     curriculum: tuple[Phase, ...],
 ) -> TinyReport:
-    """Run the curriculum; stop early when `max_seconds` have passed."""
+    """Run the curriculum; stop early when `max_seconds` of CPU time are used."""
     started, cpu_started = time.monotonic(), time.process_time()
     rng = random.Random(seed)  # noqa: S311 - lessons, not secrets
     habits = even_habits(rng)
-    lessons = [part for part in curriculum for _ in range(part.steps)]
-    planned = len(lessons)
+    planned = sum(phase.steps for phase in curriculum)
+    # the learning rate falls over the closing phases, whose number of steps is known
+    closing = sum(phase.steps for phase in curriculum if phase.until is None)
     optimizer = torch.optim.AdamW(model.parameters(), lr=LEARNING_RATE, betas=(0.9, 0.98), weight_decay=0.0)
     model.train()
     losses: list[float] = []
-    for step, phase in enumerate(lessons):
-        if time.monotonic() - started > max_seconds:
-            break
-        scale = min(1.0, (step + 1) / WARMUP_STEPS, max(0.05, (planned - step) / (DECAY_SHARE * planned)))
-        for group in optimizer.param_groups:
-            group["lr"] = LEARNING_RATE * scale
-        ids_BT, taught_BT = _batch(rng, phase, habits, tokenizer)
-        loss = taught_loss(model, ids_BT, taught_BT)
-        if not bool(torch.isfinite(loss)):
-            raise NumericError(f"tiny model: loss is {loss.item()} at step {step}; try another seed than {seed}")
-        optimizer.zero_grad()
-        loss.backward()
-        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-        optimizer.step()
-        losses.append(loss.item())
-        if progress is not None:
-            progress(TinyProgress(step + 1, planned, losses[-1], time.monotonic() - started, ids_BT.shape[1]))
+    left = closing
+    for phase in curriculum:
+        phase_losses: list[float] = []
+        while len(phase_losses) < phase.steps and not _learned(phase, phase_losses):
+            if time.process_time() - cpu_started > max_seconds:
+                break
+            scale = min(1.0, (len(losses) + 1) / WARMUP_STEPS, max(0.05, left / max(1, closing)))
+            for group in optimizer.param_groups:
+                group["lr"] = LEARNING_RATE * scale
+            ids_BT, taught_BT = _batch(rng, phase, habits, tokenizer)
+            loss = taught_loss(model, ids_BT, taught_BT)
+            if not bool(torch.isfinite(loss)):
+                raise NumericError(
+                    f"tiny model: loss is {loss.item()} at step {len(losses)}; try another seed than {seed}"
+                )
+            optimizer.zero_grad()
+            loss.backward()
+            torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+            optimizer.step()
+            phase_losses.append(loss.item())
+            losses.append(loss.item())
+            left -= phase.until is None
+            if progress is not None:
+                progress(TinyProgress(len(losses), planned, losses[-1], time.monotonic() - started, ids_BT.shape[1]))
     model.eval()
-    recent = losses[-10:]
+    recent = losses[-RECENT_STEPS:]
     return TinyReport(
         seed=seed,
         steps=len(losses),
-        planned_steps=planned,
+        complete=left == 0,
         threads=THREADS,
         parameters=sum(parameter.numel() for parameter in model.parameters()),
         loss=sum(recent) / max(1, len(recent)),
         seconds=time.monotonic() - started,
         cpu_seconds=time.process_time() - cpu_started,
     )
+
+
+def _learned(phase: Phase, losses: list[float]) -> bool:
+    """Return whether the phase may end before its last step."""
+    recent = losses[-RECENT_STEPS:]
+    return phase.until is not None and len(recent) == RECENT_STEPS and sum(recent) / RECENT_STEPS < phase.until
 
 
 def taught_loss(model: Qwen3_5ForCausalLM, ids_BT: torch.Tensor, taught_BT: torch.Tensor) -> torch.Tensor:
