@@ -74,7 +74,7 @@ def upload_download(scratch: Path, megabytes: int, repeats: int) -> bool:
         for repeat in range(repeats + 1):
             for number in range(FILES):
                 with (source / f"{number}.bin").open("wb") as file:
-                    for _ in range(megabytes // FILES):
+                    for _ in range((megabytes if repeat else megabytes // 8) // FILES):
                         file.write(os.urandom(1 << 20))
             names = [f"{number}.bin" for number in range(FILES)]
             descriptors: list[Any] = []
@@ -104,7 +104,7 @@ def upload_download(scratch: Path, megabytes: int, repeats: int) -> bool:
                 order = [order[1], order[0], order[3], order[2]]
             for name, work in order:
                 elapsed = timed(work)
-                if repeat:  # the first round warms up
+                if repeat:  # the first, smaller round warms up
                     seconds[name].append(elapsed)
             shutil.rmtree(scratch / "plain")
             shutil.rmtree(scratch / "ours")
