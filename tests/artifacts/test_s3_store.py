@@ -2,13 +2,20 @@
 
 import hashlib
 import os
+import ssl
 import time
 import tracemalloc
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from datetime import UTC, datetime, timedelta
+from ipaddress import IPv4Address
 from pathlib import Path
 
 import pytest
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
 
 from longstraw_core.artifacts import (
     AlreadyPublished,
@@ -296,6 +303,41 @@ def test_another_region_and_another_kind_of_server_are_recognised(monkeypatch: p
     assert "no space left" in refused(507, "InsufficientStorage")
     assert "conditional writes" in refused(501, "NotImplemented")
     assert "is an S3 server" in str(connection.typed(ResponseParserError("html"), "reading x"))
+
+
+def test_https_needs_an_authority_that_the_environment_names(
+    seaweedfs_server: S3Server, prefix: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    key = ec.generate_private_key(ec.SECP256R1())
+    name = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, "loopback")])
+    now = datetime.now(UTC)
+    certificate = (
+        x509.CertificateBuilder()
+        .subject_name(name)
+        .issuer_name(name)
+        .public_key(key.public_key())
+        .serial_number(1)
+        .not_valid_before(now - timedelta(days=1))
+        .not_valid_after(now + timedelta(days=1))
+        .add_extension(x509.SubjectAlternativeName([x509.IPAddress(IPv4Address("127.0.0.1"))]), critical=False)
+        .add_extension(x509.BasicConstraints(ca=True, path_length=None), critical=True)
+        .sign(key, hashes.SHA256())
+    )
+    authority, private = tmp_path / "ca.pem", tmp_path / "key.pem"
+    authority.write_bytes(certificate.public_bytes(Encoding.PEM))
+    private.write_bytes(key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption()))
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(authority, private)
+    with fault_proxy(seaweedfs_server.endpoint, context) as proxy:
+        for variable, value in seaweedfs_server.environment(proxy.endpoint).items():
+            monkeypatch.setenv(variable, value)
+        monkeypatch.setenv("AWS_MAX_ATTEMPTS", "1")
+        with pytest.raises(SpecError, match="not trusted; set AWS_CA_BUNDLE"):
+            open_store(f"s3://artifacts/{prefix}", create=True)
+        monkeypatch.setenv("AWS_CA_BUNDLE", str(authority))
+        store = open_store(f"s3://artifacts/{prefix}", create=True)
+        content = os.urandom(17 * MIB)
+        assert store.get_bytes(store.put_blob(content, BYTES)) == content
 
 
 def test_a_server_that_ignores_conditions_is_refused(

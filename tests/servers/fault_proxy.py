@@ -1,6 +1,7 @@
 """A TCP proxy in front of an S3 server that misbehaves on demand: cuts, truncates, flips a byte, answers 503."""
 
 import socket
+import ssl
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
@@ -49,12 +50,12 @@ class FaultProxy:
 
 
 @contextmanager
-def fault_proxy(target: str) -> Iterator[FaultProxy]:
-    """Run a proxy in front of `target` (an `http://` URL)."""
+def fault_proxy(target: str, tls: ssl.SSLContext | None = None) -> Iterator[FaultProxy]:
+    """Run a proxy in front of `target` (an `http://` URL); with `tls` it speaks HTTPS to its clients."""
     parts = urlsplit(target)
     upstream = (str(parts.hostname), int(parts.port or 80))
     listener = socket.create_server(("127.0.0.1", 0))
-    proxy = FaultProxy(f"http://127.0.0.1:{listener.getsockname()[1]}")
+    proxy = FaultProxy(f"{'https' if tls else 'http'}://127.0.0.1:{listener.getsockname()[1]}")
 
     def accept() -> None:
         while True:
@@ -62,6 +63,11 @@ def fault_proxy(target: str) -> Iterator[FaultProxy]:
                 client, _ = listener.accept()
             except OSError:
                 return
+            if tls is not None:
+                try:
+                    client = tls.wrap_socket(client, server_side=True)
+                except OSError:  # the client does not trust the certificate
+                    continue
             threading.Thread(target=_serve, args=(client, upstream, proxy), daemon=True).start()
 
     threading.Thread(target=accept, daemon=True).start()
