@@ -18,6 +18,7 @@ from typing import Any, Protocol, TypeVar, cast
 from urllib.parse import urlsplit
 
 import boto3  # pyright: ignore[reportMissingTypeStubs]
+from botocore import loaders  # pyright: ignore[reportMissingTypeStubs]
 from botocore import session as botocore_session  # pyright: ignore[reportMissingTypeStubs]
 from botocore.config import Config  # pyright: ignore[reportMissingTypeStubs]
 from botocore.exceptions import (  # pyright: ignore[reportMissingTypeStubs]
@@ -30,7 +31,6 @@ from botocore.exceptions import (  # pyright: ignore[reportMissingTypeStubs]
     ProfileNotFound,
     SSLError,
 )
-from botocore.loaders import create_loader  # pyright: ignore[reportMissingTypeStubs]
 from botocore.parsers import ResponseParserError  # pyright: ignore[reportMissingTypeStubs]
 
 from longstraw_core.spec.errors import IntegrityError, LongStrawError, Retryable, SpecError
@@ -49,7 +49,8 @@ _WRONG_REGION = {"PermanentRedirect", "AuthorizationHeaderMalformed", "IllegalLo
 _UNKNOWN_KEY = {"InvalidAccessKeyId", "SignatureDoesNotMatch", "InvalidToken", "ExpiredToken", "TokenRefreshRequired"}
 
 _BOTO3: Any = boto3
-_MODELS: Any = create_loader()
+_LOADERS: Any = loaders
+_MODELS: Any = _LOADERS.create_loader()
 """boto3's descriptions of the service, parsed once per process."""
 
 Result = TypeVar("Result")
