@@ -2,11 +2,13 @@
 
 import json
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+
+from tests.servers.seaweedfs import S3Server, seaweedfs
 
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
@@ -33,6 +35,14 @@ def untrained_snapshot(tmp_path_factory: pytest.TempPathFactory) -> Path:
     directory = tmp_path_factory.mktemp("snapshot") / "model"
     build_tiny_model(directory, curriculum=())
     return directory
+
+
+@pytest.fixture(scope="session")
+def seaweedfs_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[S3Server]:
+    """A real S3 server on loopback with one bucket, `artifacts`; every test takes a prefix of its own."""
+    with seaweedfs(tmp_path_factory.mktemp("weed") / "server") as server:
+        server.client().create_bucket(Bucket="artifacts")
+        yield server
 
 
 @pytest.fixture

@@ -9,14 +9,19 @@ from longstraw_core.artifacts.external import (
 )
 from longstraw_core.artifacts.faults import Fault, VerifyReport
 from longstraw_core.artifacts.file_store import FileStore
+from longstraw_core.artifacts.garbage import GarbageReport, collect_garbage
+from longstraw_core.artifacts.policy import PolicyMoved, advance_policy, check_policy_parent, read_policy
 from longstraw_core.artifacts.receipts import (
     ReceiptPlace,
     find_receipt,
     list_receipts,
     read_receipt,
     receipt_name,
+    split_receipt_uri,
     write_receipt,
 )
+from longstraw_core.artifacts.signing import ReceiptKeys, keys_from_environment
+from longstraw_core.artifacts.snapshots import register_snapshot
 from longstraw_core.artifacts.store import AlreadyPublished, Store, open_store, path_of_file_uri
 from longstraw_core.artifacts.trees import (
     build_tree,
@@ -33,15 +38,22 @@ __all__ = [
     "AlreadyPublished",
     "Fault",
     "FileStore",
+    "GarbageReport",
+    "PolicyMoved",
+    "ReceiptKeys",
     "ReceiptPlace",
     "Store",
     "VerifyReport",
+    "advance_policy",
     "build_tree",
     "check_directory",
     "check_external",
+    "check_policy_parent",
+    "collect_garbage",
     "describe_external_file",
     "describe_external_tree",
     "find_receipt",
+    "keys_from_environment",
     "list_receipts",
     "materialize_tree",
     "open_store",
@@ -50,10 +62,13 @@ __all__ = [
     "publish_tree",
     "read_external_manifest",
     "read_manifest",
+    "read_policy",
     "read_receipt",
     "receipt_name",
+    "register_snapshot",
     "require_external",
     "seal_directory",
+    "split_receipt_uri",
     "unseal_directory",
     "verify_directory",
     "verify_store",

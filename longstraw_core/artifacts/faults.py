@@ -19,10 +19,12 @@ FaultKind = Literal[
     "chain",
     "staging",
     "incomplete",
+    "signature",
 ]
 """`changed`: other bytes than published. `malformed`: a receipt, manifest or index that cannot be one. `misplaced`: a
 receipt that says it belongs elsewhere. `chain`: an input that is not what its producer wrote. `incomplete`: the run
-directory carries no valid index. `directory` and `file`: one stands where the other is expected."""
+directory carries no valid index. `signature`: a receipt that the expected key did not sign. `directory` and `file`: one
+stands where the other is expected."""
 
 
 @dataclass(frozen=True, slots=True)

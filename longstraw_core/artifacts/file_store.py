@@ -29,9 +29,11 @@ from longstraw_core.artifacts.files import (
 from longstraw_core.artifacts.store import (
     AlreadyPublished,
     OpenObject,
+    Pointer,
     Store,
     blob_name,
     check_object_name,
+    check_pointer_name,
 )
 from longstraw_core.spec.canonical import sha256_digest
 from longstraw_core.spec.descriptors import Descriptor, check_relative_path
@@ -139,6 +141,43 @@ class FileStore(Store):
             finally:
                 os.close(directory)
         return cleared
+
+    def delete_object(self, name: str) -> None:
+        """Delete a file; see `Store.delete_object`."""
+        parent, _, last = check_relative_path(name).rpartition("/")
+        with reporting(f"deleting {self._root}/{name}"), suppress(FileNotFoundError):
+            directory = open_directory(self._root, parent)
+            try:
+                os.unlink(last, dir_fd=directory)
+            finally:
+                os.close(directory)
+
+    def read_pointer(self, name: str) -> Pointer | None:
+        """Read a pointer, with its digest as version; see `Store.read_pointer`."""
+        check_pointer_name(name)
+        with reporting(f"reading {self._root}/{name}"):
+            try:
+                with open_regular(self._root, name) as opened:
+                    content = opened.read()
+            except FileNotFoundError:
+                return None
+        return Pointer(content=content, version=sha256_digest(content))
+
+    def replace_pointer(self, name: str, content: bytes, expected: Pointer | None) -> bool:
+        """Compare and swap under a lock on the pointer's directory; see `Store.replace_pointer`."""
+        check_pointer_name(name)
+        parent, _, last = name.rpartition("/")
+        with reporting(f"moving {self._root}/{name}"), self._staged(content) as staged:
+            target = open_directory(self._root, parent, create=True)
+            try:
+                fcntl.flock(target, fcntl.LOCK_EX)  # released with the descriptor, also when this process dies
+                if self.read_pointer(name) != expected:
+                    return False
+                os.rename(staged.name, last, src_dir_fd=staged.directory, dst_dir_fd=target)
+                os.fsync(target)
+            finally:
+                os.close(target)
+        return True
 
     def _clear_if_stale(self, name: str, directory: int) -> int:
         opened = open_regular_at(name, directory, f"{self._root}/{STAGING}/{name}")

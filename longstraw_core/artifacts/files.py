@@ -15,6 +15,9 @@ from typing import BinaryIO, Literal
 from longstraw_core.spec.errors import IntegrityError, LongStrawError, Retryable, SpecError
 
 CHUNK_BYTES = 1 << 20
+HASH_BUFFER_BYTES = 256 << 10
+"""Fits a core's own cache, so that what was just read is hashed from there."""
+
 PARTIAL_PREFIX = ".longstraw-partial-"
 """Start of the name of every temporary file or directory made next to a destination."""
 
@@ -44,11 +47,13 @@ class Measured:
 
 @dataclass(frozen=True, slots=True)
 class FoundFile:
-    """One thing found while walking a directory: its path relative to the root, its kind and its size."""
+    """One thing found while walking a directory: its path relative to the root, its kind, its size and its time."""
 
     path: str
     kind: FileKind
     size: int
+    modified: float = 0.0
+    """When it was last written, in seconds since 1970 by the clock of whoever stores it."""
 
 
 def worker_count() -> int:
@@ -150,13 +155,14 @@ def open_regular(root: Path, relative: str) -> BinaryIO:
         os.close(directory)
 
 
-def hash_open_file(opened: int) -> Measured:
-    """Read an open file to its end and return its size and digest."""
+def hash_open_file(opened: int, buffer: bytearray | None = None) -> Measured:
+    """Read an open file to its end and return its size and digest; `buffer` is used and overwritten when given."""
+    view = memoryview(bytearray(HASH_BUFFER_BYTES) if buffer is None else buffer)
     digest = hashlib.sha256()
     size = 0
-    while chunk := os.read(opened, CHUNK_BYTES):
-        digest.update(chunk)
-        size += len(chunk)
+    while count := os.readv(opened, [view]):
+        digest.update(view[:count])
+        size += count
     return Measured(size=size, digest="sha256:" + digest.hexdigest())
 
 
@@ -212,7 +218,7 @@ def walk_directory(root: Path, relative: str = "") -> Iterator[FoundFile]:
                     if kind == "directory":
                         waiting.append(path)
                     else:
-                        yield FoundFile(path=path, kind=kind, size=status.st_size)
+                        yield FoundFile(path=path, kind=kind, size=status.st_size, modified=status.st_mtime)
         finally:
             os.close(directory)
 
@@ -272,6 +278,7 @@ def measure_files(root: Path, files: Iterable[FoundFile]) -> dict[str, Measured 
 
 def _measure_batch(root: Path, parent: str, files: Sequence[FoundFile]) -> dict[str, Measured | LongStrawError]:
     results: dict[str, Measured | LongStrawError] = {}
+    buffer = bytearray(HASH_BUFFER_BYTES)
     try:
         directory = open_directory(root, parent)
     except OSError as error:
@@ -283,7 +290,7 @@ def _measure_batch(root: Path, parent: str, files: Sequence[FoundFile]) -> dict[
             try:
                 opened = open_regular_at(file.path.rpartition("/")[2], directory, f"{root}/{file.path}")
                 try:
-                    results[file.path] = hash_open_file(opened)
+                    results[file.path] = hash_open_file(opened, buffer)
                 finally:
                     os.close(opened)
             except OSError as error:

@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 
-from longstraw_core.artifacts.files import Measured, UnsafeFile, reporting, worker_count
+from longstraw_core.artifacts.files import Measured, UnsafeFile, reporting
 from longstraw_core.artifacts.store import Store, blob_name
 from longstraw_core.artifacts.trees import read_manifest
 from longstraw_core.spec.descriptors import MEDIA_TYPE_TREE, Descriptor
@@ -36,7 +36,7 @@ def check_receipt_outputs(store: Store, receipt: StageReceipt) -> int:
             return f"{shown}: {name}: expected {wanted.size} bytes, observed {observed.digest} ({observed.size} bytes)"
         return None
 
-    with ThreadPoolExecutor(worker_count()) as pool:
+    with ThreadPoolExecutor(store.concurrency) as pool:
         faults = [fault for fault in pool.map(check, sorted(expected)) if fault is not None]
     if faults:
         raise IntegrityError("\n".join(faults))

@@ -7,7 +7,8 @@ from typing import get_args
 
 from pydantic import ValidationError
 
-from longstraw_core.artifacts.store import Store
+from longstraw_core.artifacts.signing import MEDIA_TYPE_ENVELOPE
+from longstraw_core.artifacts.store import AlreadyPublished, Store
 from longstraw_core.artifacts.trees import first_complaint
 from longstraw_core.spec.canonical import canonical_json, parse_canonical_json, sha256_digest
 from longstraw_core.spec.descriptors import MEDIA_TYPE_RECEIPT, Descriptor
@@ -18,6 +19,7 @@ RUNS_PREFIX = "runs/"
 _STAGES = "|".join(get_args(StageName))
 _RUN = r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}"
 _RECEIPT_NAME = re.compile(rf"runs/(?P<run>{_RUN})/(?P<transaction>[0-9]{{4}})/(?P<stage>{_STAGES})/receipt\.json")
+_ENVELOPE = "/receipt.dsse.json"
 _STAGE_BY_NAME: dict[str, StageName] = {stage: stage for stage in get_args(StageName)}
 
 
@@ -56,10 +58,29 @@ def place_of(name: str) -> ReceiptPlace | None:
     return ReceiptPlace(match["run"], int(match["transaction"]), _STAGE_BY_NAME[match["stage"]])
 
 
+def split_receipt_uri(uri: str) -> tuple[str, ReceiptPlace | None]:
+    """Split the URI of a receipt into its store's URI and its place; any other URI comes back whole."""
+    root, found, rest = uri.rpartition(f"/{RUNS_PREFIX}")
+    place = place_of(RUNS_PREFIX + rest) if found else None
+    return (root, place) if place is not None else (uri, None)
+
+
+def envelope_name(receipt: str) -> str:
+    """Object name of the signature of the receipt of this name, beside it."""
+    return receipt.removesuffix("/receipt.json") + _ENVELOPE
+
+
+def receipt_of_envelope(name: str) -> str | None:
+    """Name of the receipt that an object signs; None when its name is not one of a signature."""
+    receipt = name.removesuffix(_ENVELOPE) + "/receipt.json"
+    return receipt if name.endswith(_ENVELOPE) and place_of(receipt) is not None else None
+
+
 def write_receipt(store: Store, predicate: ReceiptPredicate) -> Descriptor:
     """Publish a stage's receipt and return its descriptor; call it last, after every output is stored.
 
-    Writing the same receipt again succeeds.
+    Writing the same receipt again succeeds. With a signing key the signature is stored first, so that no receipt of a
+    signed run is ever seen without one; a signature that a killed writer left is completed with the receipt it is of.
 
     Raises:
         AlreadyPublished: this stage already has another receipt; read that one with `read_receipt`.
@@ -78,7 +99,35 @@ def write_receipt(store: Store, predicate: ReceiptPredicate) -> Descriptor:
     except ValidationError as error:
         raise SpecError(f"receipt of {predicate.stage}: {first_complaint(error)}") from error
     name = receipt_name(predicate.run, predicate.transaction, predicate.stage)
-    return store.create_object(name, canonical_json(receipt), MEDIA_TYPE_RECEIPT)
+    content = canonical_json(receipt)
+    if store.keys.signing is not None:
+        content = _publish_signature(store, name, content)
+    return store.create_object(name, content, MEDIA_TYPE_RECEIPT)
+
+
+def _publish_signature(store: Store, name: str, content: bytes) -> bytes:
+    """Store the signature of receipt bytes; return the bytes to publish: these, or those signed here before."""
+    try:
+        store.create_object(envelope_name(name), store.keys.sign(content), MEDIA_TYPE_ENVELOPE)
+    except AlreadyPublished as error:
+        signed = store.keys.check(store.get_bytes(error.published), name=envelope_name(name))
+        for output, descriptor in parse_receipt(signed, name=name).predicate.outputs.items():
+            if not store.exists(descriptor.uri):
+                raise IntegrityError(
+                    f"{envelope_name(name)} signs a receipt whose output {output!r} is not in the store; delete it"
+                ) from error
+        return signed
+    return content
+
+
+def check_signature(store: Store, name: str, content: bytes) -> None:
+    """Raise IntegrityError unless the receipt of this name and these bytes is signed by the store's verify key."""
+    envelope = envelope_name(name)
+    if not store.exists(envelope):
+        raise IntegrityError(f"{name} is not signed ({envelope} is missing); this run accepts signed receipts only")
+    signed = store.keys.check(store.get_bytes(store.describe_object(envelope, MEDIA_TYPE_ENVELOPE)), name=envelope)
+    if signed != content:
+        raise IntegrityError(f"{envelope} signs another receipt than the one stored at {name}; do not use it")
 
 
 def find_receipt(store: Store, run: str, transaction: int, stage: StageName) -> Descriptor | None:
@@ -92,9 +141,14 @@ def read_receipt(store: Store, descriptor: Descriptor) -> StageReceipt:
 
     Raises:
         IntegrityError: it is missing, its digest differs, its JSON is not canonical, it is no in-toto Statement of a
-            stage, or it says that it belongs to another run, transaction or stage than its name.
+            stage, it says that it belongs to another run, transaction or stage than its name, or, where a verify key is
+            set, that key did not sign it.
     """
-    return parse_receipt(store.get_bytes(descriptor), name=descriptor.uri)
+    content = store.get_bytes(descriptor)
+    receipt = parse_receipt(content, name=descriptor.uri)
+    if store.keys.verify is not None:
+        check_signature(store, descriptor.uri, content)
+    return receipt
 
 
 def parse_receipt(content: bytes, *, name: str, expected_digest: str | None = None) -> StageReceipt:

@@ -7,13 +7,14 @@ URI. Only external inputs (`external:*`) carry absolute `file://` URIs.
 
 import hashlib
 import os
+import re
 import tempfile
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import BinaryIO
+from typing import BinaryIO, Protocol
 from urllib.parse import unquote
 
 from longstraw_core.artifacts.files import (
@@ -22,14 +23,19 @@ from longstraw_core.artifacts.files import (
     FoundFile,
     Measured,
     reporting,
+    worker_count,
 )
+from longstraw_core.artifacts.signing import NO_KEYS, ReceiptKeys, keys_from_environment
 from longstraw_core.spec.canonical import sha256_digest
 from longstraw_core.spec.descriptors import Descriptor, check_relative_path
 from longstraw_core.spec.errors import IntegrityError, Retryable, SpecError
 
 BLOB_PREFIX = "blobs/sha256/"
-RESERVED_PREFIXES = ("blobs/", "staging/")
+POLICY_PREFIX = "policies/"
+RESERVED_PREFIXES = ("blobs/", "staging/", POLICY_PREFIX)
 """Names that only the store itself writes."""
+
+_POINTER_NAME = re.compile(r"policies/[a-z0-9]([a-z0-9-]{0,48}[a-z0-9])?/current\.json")
 
 MAX_IN_MEMORY_BYTES = 1 << 30
 """`get_bytes` refuses larger objects: stream them to a file instead."""
@@ -48,12 +54,28 @@ class AlreadyPublished(Retryable):
         self.refused = refused
 
 
+class ByteStream(Protocol):
+    """What of a binary file is used here."""
+
+    def read(self, size: int = -1, /) -> bytes:
+        """Return up to `size` bytes, none at the end."""
+        ...
+
+
 @dataclass(frozen=True, slots=True)
 class OpenObject:
     """An object opened for reading: its length as the store reports it and its unverified bytes."""
 
     size: int
-    stream: BinaryIO
+    stream: ByteStream
+
+
+@dataclass(frozen=True, slots=True)
+class Pointer:
+    """The one kind of object that changes: its bytes and an opaque version that `replace_pointer` compares."""
+
+    content: bytes
+    version: str
 
 
 def blob_name(digest: str) -> str:
@@ -72,8 +94,18 @@ def check_object_name(name: str) -> str:
     return name
 
 
+def check_pointer_name(name: str) -> str:
+    """Return `name` if it is `policies/<name>/current.json`; raise SpecError otherwise."""
+    if _POINTER_NAME.fullmatch(name) is None:
+        raise SpecError(f"pointer name {name!r} must be policies/<lower-case letters, digits, hyphens>/current.json")
+    return name
+
+
 class Store(ABC):
     """Where artifacts are kept. Implementations provide storage; verification lives here, once."""
+
+    keys: ReceiptKeys = NO_KEYS
+    """With what receipts are signed and checked; `open_store` takes it from the environment."""
 
     @property
     @abstractmethod
@@ -84,7 +116,7 @@ class Store(ABC):
     def put_blob(self, source: bytes | Path, media_type: str) -> Descriptor:
         """Store bytes, or a local regular file, under their own digest; return the descriptor.
 
-        Storing what exists already re-hashes the stored blob.
+        Storing what exists already checks the stored blob: re-hashed, or by the SHA-256 that its server states for it.
 
         Raises:
             IntegrityError: the blob exists with other bytes than its name says.
@@ -117,6 +149,26 @@ class Store(ABC):
     @abstractmethod
     def clear_stale_staging(self) -> int:
         """Delete what writers that no longer live left half-written; return how many files that were."""
+
+    @abstractmethod
+    def delete_object(self, name: str) -> None:
+        """Delete an object that nothing needs any more; one that is gone already is no error."""
+
+    @abstractmethod
+    def read_pointer(self, name: str) -> Pointer | None:
+        """Read `policies/<name>/current.json`; None when it was never written."""
+
+    @abstractmethod
+    def replace_pointer(self, name: str, content: bytes, expected: Pointer | None) -> bool:
+        """Write a pointer if it still is what `read_pointer` returned (None: absent); False when it is not.
+
+        Of several writers that expect the same, exactly one succeeds.
+        """
+
+    @property
+    def concurrency(self) -> int:
+        """How many objects are read or written at once to keep this store busy."""
+        return worker_count()
 
     def exists(self, name: str) -> bool:
         """Whether an object of this name can be opened; says nothing about its bytes."""
@@ -255,14 +307,24 @@ def path_of_file_uri(uri: str, *, base: Path | None = None) -> Path:
 
 
 def open_store(uri: str, *, base: Path | None = None, create: bool = False) -> Store:
-    """Open the store at a URI; `base` is where relative `file://./…` URIs start.
+    """Open the store at a `file://` or `s3://` URI; `base` is where relative `file://./…` URIs start.
+
+    Where an S3 server is and how to sign in, and the keys that sign and check receipts, come from the environment.
 
     Raises:
-        SpecError: unknown scheme, or the store does not exist and `create` is false.
+        SpecError: unknown scheme, the store does not exist and `create` is false, or the server refuses.
         IntegrityError: the store's root is a symlink.
+        Retryable: the server cannot be reached.
     """
-    from longstraw_core.artifacts.file_store import FileStore
-
     if uri.startswith("file://"):
-        return FileStore(path_of_file_uri(uri, base=base), create=create)
-    raise SpecError(f"store {uri!r} has an unknown scheme; allowed: file://")
+        from longstraw_core.artifacts.file_store import FileStore
+
+        store: Store = FileStore(path_of_file_uri(uri, base=base), create=create)
+    elif uri.startswith("s3://"):
+        from longstraw_core.artifacts.s3_store import S3Store
+
+        store = S3Store(uri, create=create)
+    else:
+        raise SpecError(f"store {uri!r} has an unknown scheme; allowed: file://, s3://")
+    store.keys = keys_from_environment()
+    return store

@@ -23,7 +23,6 @@ from longstraw_core.artifacts.files import (
     measure_files,
     reporting,
     walk_directory,
-    worker_count,
 )
 from longstraw_core.artifacts.store import Store, blob_name
 from longstraw_core.spec.canonical import canonical_json, parse_canonical_json
@@ -98,7 +97,7 @@ def publish_tree(store: Store, directory: Path) -> Descriptor:
         blob = store.put_blob(root / file.path, MEDIA_TYPE_BYTES)
         return TreeEntry(path=file.path, digest=blob.digest, size=blob.size)
 
-    entries = _on_all_cores(publish, scan_directory(directory))
+    entries = _at_once(store.concurrency, publish, scan_directory(directory))
     return publish_manifest(store, TreeManifest(entries=tuple(entries)))
 
 
@@ -148,7 +147,7 @@ def materialize_tree(store: Store, descriptor: Descriptor, destination: Path) ->
                 except IntegrityError as error:
                     raise IntegrityError(f"tree file {entry.path!r}: {error}") from error
 
-            _on_all_cores(write, manifest.entries)
+            _at_once(store.concurrency, write, manifest.entries)
             temporary.chmod(0o755)
             os.rename(temporary, destination)
         except BaseException:
@@ -228,8 +227,8 @@ def _entry(path: str, result: Measured | LongStrawError) -> TreeEntry:
     return TreeEntry(path=path, digest=result.digest, size=result.size)
 
 
-def _on_all_cores(function: Callable[[Item], Result], items: Iterable[Item]) -> list[Result]:
-    with ThreadPoolExecutor(worker_count()) as pool:
+def _at_once(threads: int, function: Callable[[Item], Result], items: Iterable[Item]) -> list[Result]:
+    with ThreadPoolExecutor(threads) as pool:
         futures = [pool.submit(function, item) for item in items]
         try:
             return [future.result() for future in futures]

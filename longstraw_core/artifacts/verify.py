@@ -8,17 +8,23 @@ from pydantic import ValidationError
 
 from longstraw_core.artifacts.external import check_external
 from longstraw_core.artifacts.faults import Fault, FaultKind, VerifyReport
-from longstraw_core.artifacts.files import FoundFile, Measured, UnsafeFile, storage_error, worker_count
+from longstraw_core.artifacts.files import FoundFile, Measured, UnsafeFile, storage_error
+from longstraw_core.artifacts.policy import parse_pointer
 from longstraw_core.artifacts.receipts import (
     RUNS_PREFIX,
     InputKey,
     ReceiptPlace,
+    check_signature,
+    envelope_name,
     parse_input_key,
     parse_statement,
     place_of,
     receipt_name,
+    receipt_of_envelope,
 )
-from longstraw_core.artifacts.store import BLOB_PREFIX, Store, blob_name
+from longstraw_core.artifacts.signing import read_envelope
+from longstraw_core.artifacts.snapshots import SNAPSHOT_PREFIX, parse_snapshot
+from longstraw_core.artifacts.store import BLOB_PREFIX, POLICY_PREFIX, Store, blob_name
 from longstraw_core.artifacts.trees import first_complaint, parse_manifest
 from longstraw_core.spec.canonical import parse_canonical_json, sha256_digest
 from longstraw_core.spec.descriptors import (
@@ -36,6 +42,7 @@ def verify_store(
     run: str | None = None,
     *,
     external: bool = True,
+    deep: bool = False,
     measured: Mapping[str, Measured] | None = None,
 ) -> VerifyReport:
     """Verify every run of a store, or one, and return a report of everything that is not as published.
@@ -47,12 +54,13 @@ def verify_store(
         store: the store to read.
         run: verify this run only.
         external: also re-hash `external:*` inputs that can be reached.
+        deep: with `run`, also verify every run whose checkpoints this one was continued from.
         measured: digests that the caller computed from these very files just before, by object name.
 
     Raises:
         SpecError: the store holds no receipt of `run`.
     """
-    walk = _Walk(store, dict(measured or {}))
+    walk = StoreWalk(store, dict(measured or {}))
     walk.read_receipts(run)
     if run is not None and not walk.receipts:
         if not walk.report.faults:
@@ -60,8 +68,12 @@ def verify_store(
         return walk.finish()
     if run is None:
         walk.hash_everything()
-    for place, known in sorted(walk.receipts.items(), key=lambda item: item[0].name):
-        walk.check_receipt(place, known, external=external)
+        walk.read_roots()
+    walk.check_receipts(external=external)
+    while deep and (ancestors := walk.ancestors_to_read()):
+        for ancestor in ancestors:
+            walk.read_receipts(ancestor)
+        walk.check_receipts(external=external)
     walk.hash_reached(whole_store=run is None)
     return walk.finish()
 
@@ -79,8 +91,8 @@ class _Known:
 
 
 @dataclass(slots=True)
-class _Walk:
-    """One verification in progress."""
+class StoreWalk:
+    """One walk from receipts and pointers to everything they reach, and the faults met on the way."""
 
     store: Store
     measured: dict[str, Measured]
@@ -97,16 +109,30 @@ class _Walk:
     """Parent checkpoints still to follow; a list and not a recursion, because chains are as long as training."""
     unreadable: set[str] = field(default_factory=set[str])
     """Objects already reported as unreadable."""
+    unread: list[str] = field(default_factory=list[str])
+    """Manifests that could not be read, so that what they lead to is unknown."""
+    runs: set[str] = field(default_factory=set[str])
+    """Runs whose receipts were read, or asked for."""
+    ancestors: set[str] = field(default_factory=set[str])
+    """Runs that wrote a checkpoint which was reached."""
+    checked: set[ReceiptPlace] = field(default_factory=set[ReceiptPlace])
 
     def fault(self, kind: FaultKind, path: str, expected: str, observed: str, message: str) -> None:
         self.report.faults.append(Fault(kind, path, expected, observed, message))
 
     def read_receipts(self, run: str | None) -> None:
-        """Read every receipt; whatever else lies among the runs is a fault."""
+        """Read every receipt and its signature; whatever else lies among the runs is a fault."""
+        if run is not None:
+            self.runs.add(run)
+        envelopes: set[str] = set()
         prefix = RUNS_PREFIX if run is None else receipt_name(run, 1, "audit_data").partition("/0001/")[0] + "/"
         for found in self._found(prefix):
             if found.kind != "file":
                 self._not_a_file(found)
+                continue
+            signed = receipt_of_envelope(found.path)
+            if signed is not None:
+                envelopes.add(signed)
                 continue
             place = place_of(found.path)
             if place is None:
@@ -137,13 +163,72 @@ class _Walk:
                 )
                 continue
             self.receipts[place] = _Known(receipt, sha256_digest(content))
+            self.runs.add(place.run)
+            self._check_signature(found.path, content, signed=found.path in envelopes)
+            envelopes.discard(found.path)
+        self.report.unreferenced.extend(envelope_name(name) for name in sorted(envelopes))
+
+    def _check_signature(self, name: str, content: bytes, *, signed: bool) -> None:
+        """With a verify key it must have signed; without one, a signature must at least be of this receipt."""
+        envelope = envelope_name(name)
+        try:
+            if self.store.keys.verify is not None:
+                check_signature(self.store, name, content)
+            elif signed:
+                with self.store.open_object(envelope) as opened:
+                    payload, _ = read_envelope(opened.stream.read(2 * MAX_RECEIPT_BYTES), name=envelope)
+                if payload != content:
+                    raise IntegrityError(f"{envelope} signs another receipt than the one stored at {name}")
+                self.report.unchecked.append(f"{envelope}: no verify key was given")
+        except OSError as error:
+            self._unreadable(envelope, "a signature", error)
+        except LongStrawError as error:
+            self.fault(
+                "signature", name, "the expected key's signature", "none" if not signed else "another", str(error)
+            )
+
+    def read_roots(self) -> None:
+        """Read what keeps artifacts alive besides receipts: policy pointers and registered snapshots."""
+        for found in (*self._found(POLICY_PREFIX), *self._found(SNAPSHOT_PREFIX)):
+            if found.kind != "file":
+                self._not_a_file(found)
+                continue
+            try:
+                with self.store.open_object(found.path) as opened:
+                    content = opened.stream.read(MAX_RECEIPT_BYTES)
+                if found.path.startswith(SNAPSHOT_PREFIX):
+                    self._reach(parse_snapshot(content, name=found.path), found.path)
+                else:
+                    self.parents.append((parse_pointer(content, name=found.path).checkpoint, found.path))
+            except OSError as error:
+                self._unreadable(found.path, "a pointer", error)
+            except LongStrawError as error:
+                self.fault("malformed", _shown(found.path), "a pointer", sha256_digest(b""), str(error))
+                self.unread.append(found.path)
+
+    def check_receipts(self, *, external: bool) -> None:
+        """Check every receipt that was read and not checked yet, then follow the checkpoints they started from."""
+        for place, known in sorted(self.receipts.items(), key=lambda item: item[0].name):
+            if place not in self.checked:
+                self.checked.add(place)
+                self.check_receipt(place, known, external=external)
+        self.follow_parents()
+
+    def ancestors_to_read(self) -> list[str]:
+        """Runs that checkpoints came from and whose receipts were not read yet."""
+        return sorted(self.ancestors - self.runs)
+
+    def follow_parents(self) -> None:
+        """Follow the checkpoints that others were trained from, to the first."""
+        while self.parents:
+            self._follow(*self.parents.pop(), None)
 
     def hash_everything(self) -> None:
         """Hash all blobs and report what does not belong in a store."""
         blobs: list[FoundFile] = []
         for found in self._found(""):
-            if found.path.startswith(RUNS_PREFIX):
-                continue  # read_receipts saw it
+            if found.path.startswith((RUNS_PREFIX, POLICY_PREFIX, SNAPSHOT_PREFIX)):
+                continue  # read_receipts or read_roots sees it
             if found.kind != "file":
                 self._not_a_file(found)
             elif found.path.startswith("staging/"):
@@ -174,8 +259,7 @@ class _Walk:
 
     def hash_reached(self, *, whole_store: bool) -> None:
         """Hash the blobs that receipts lead to, unless already done, and compare each with its descriptor."""
-        while self.parents:
-            self._follow(*self.parents.pop(), None)
+        self.follow_parents()
         self._hash([name for name in self.reached if name not in self.present])
         for name, (descriptor, origin) in sorted(self.reached.items()):
             observed = self.present.get(name)
@@ -308,6 +392,7 @@ class _Walk:
         if manifest is None:
             return
         uri = descriptor.uri
+        self.ancestors.add(manifest.run)
         if place is not None:
             self._check_checkpoint_origin(uri, manifest, place)
         tree = None
@@ -394,11 +479,12 @@ class _Walk:
         try:
             return self.store.get_bytes(descriptor)
         except LongStrawError:
+            self.unread.append(descriptor.uri)
             return None
 
     def _hash(self, names: list[str]) -> None:
         """Hash blobs on all cores; a blob whose bytes are not its name is a fault."""
-        with ThreadPoolExecutor(worker_count()) as pool:
+        with ThreadPoolExecutor(self.store.concurrency) as pool:
             results = list(pool.map(self._measure, names))
         for name, result in zip(names, results, strict=True):
             if isinstance(result, FileNotFoundError):

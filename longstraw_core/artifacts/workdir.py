@@ -24,6 +24,7 @@ from longstraw_core.artifacts.files import (
     reporting,
     sync_directory,
 )
+from longstraw_core.artifacts.store import Store, open_store
 from longstraw_core.artifacts.trees import build_tree, check_directory, parse_manifest
 from longstraw_core.artifacts.verify import verify_store
 from longstraw_core.spec.canonical import canonical_json, sha256_digest
@@ -107,7 +108,7 @@ def verify_directory(workdir: Path, *, external: bool = True) -> VerifyReport:
         prefix = f"{STORE_DIRECTORY}/"
         known = {name.removeprefix(prefix): result for name, result in measured.items() if name.startswith(prefix)}
         try:
-            store_report = verify_store(FileStore(workdir / STORE_DIRECTORY), external=external, measured=known)
+            store_report = verify_store(_open_own_store(workdir), external=external, measured=known)
         except LongStrawError as error:
             kind = error.kind if isinstance(error, UnsafeFile) else "unreadable"
             report.faults.append(Fault(kind, STORE_DIRECTORY, "a store", kind, str(error)))
@@ -139,6 +140,11 @@ def _lock_faults(workdir: Path) -> list[Fault]:
             f"{LOCK_NAME} was tampered with",
         )
     ]
+
+
+def _open_own_store(workdir: Path) -> Store:
+    """The run's own store, with the keys that the environment names."""
+    return open_store(absolute_unresolved(workdir / STORE_DIRECTORY).as_uri())
 
 
 def _read_index(workdir: Path, indexes: list[str], report: VerifyReport) -> TreeManifest | None:

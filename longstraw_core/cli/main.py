@@ -4,6 +4,7 @@ import click
 
 from longstraw_core import __version__
 from longstraw_core.cli.commands.compile import compile_command
+from longstraw_core.cli.commands.gc import gc_command
 from longstraw_core.cli.commands.model import model_group
 from longstraw_core.cli.commands.run import run_command
 from longstraw_core.cli.commands.schema import schema_command
@@ -22,5 +23,5 @@ def main() -> None:
     """
 
 
-for _command in (run_command, compile_command, stage_group, verify_command, schema_command, model_group):
+for _command in (run_command, compile_command, stage_group, verify_command, gc_command, schema_command, model_group):
     main.add_command(_command)

@@ -30,11 +30,16 @@ def resolve_paths(spec: TransactionSpec, base: Path, *, store: Path | None = Non
         store: Where the artifact store is instead of `storage.uri`.
     """
     here = base.resolve()
-    root = path_of_file_uri(spec.storage.uri, base=here) if store is None else store.resolve()
+    if store is not None:
+        uri = store.resolve().as_uri()
+    elif spec.storage.uri.startswith("file://"):
+        uri = path_of_file_uri(spec.storage.uri, base=here).as_uri()
+    else:
+        uri = spec.storage.uri
     return spec.model_copy(
         update={
             "model": spec.model.model_copy(update={"snapshot": str((here / spec.model.snapshot).resolve())}),
             "data": spec.data.model_copy(update={"path": str((here / spec.data.path).resolve())}),
-            "storage": spec.storage.model_copy(update={"uri": root.as_uri()}),
+            "storage": spec.storage.model_copy(update={"uri": uri}),
         }
     )

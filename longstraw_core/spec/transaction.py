@@ -5,6 +5,7 @@ from typing import Annotated, Literal
 from pydantic import Field, model_validator
 
 from longstraw_core.spec.model import Count, FiniteFloat, PathText, PositiveCount, Sha256, StrictModel
+from longstraw_core.spec.policy import PolicyName
 from longstraw_core.spec.receipts import GradientMode
 
 Family = Literal["qwen3_5_text"]
@@ -124,9 +125,18 @@ class ScheduleSpec(StrictModel):
 
 
 class StorageSpec(StrictModel):
-    """Where artifacts are kept."""
+    """Where artifacts are kept. How an S3 server is reached and signed in to is the environment's matter."""
 
-    uri: Annotated[str, Field(pattern=r"^file://[^\x00-\x1f\x7f]+$", max_length=4096)] = "file://./longstraw-store"
+    uri: Annotated[
+        str,
+        Field(
+            pattern=r"^(file://[^\x00-\x1f\x7f]+|s3://[a-z0-9][a-z0-9.-]{1,61}[a-z0-9](/[^\x00-\x1f\x7f]*)?)$",
+            max_length=4096,
+        ),
+    ] = "file://./longstraw-store"
+    """`file://…` (relative to the specification file) or `s3://bucket/prefix`."""
+    policy: PolicyName | None = None
+    """Policy whose `current` pointer every validated checkpoint moves; None moves none."""
 
 
 class TransactionSpec(StrictModel):

@@ -3,6 +3,7 @@
 from pathlib import Path
 
 from longstraw_core.artifacts.external import describe_external_file, describe_external_tree
+from longstraw_core.artifacts.policy import check_policy_parent
 from longstraw_core.rewards.audit import audit_rows
 from longstraw_core.rewards.prompt_tokens import load_prompt_tokenizer, prompt_token_limit, read_model_limits
 from longstraw_core.rewards.scoring import truth_check
@@ -31,6 +32,8 @@ def execute(context: StageContext) -> StageResult:
             f"the parent checkpoint was trained on model snapshot {parent.model_snapshot.digest}, "
             f"{snapshot} is {model_snapshot.digest}; an adapter fits only the model it was trained on"
         )
+    if spec.storage.policy is not None:
+        check_policy_parent(context.store, spec.storage.policy, context.parent_descriptor)
     limits = read_model_limits(snapshot)
     with context.phase("audit rows"):
         audit = audit_rows(

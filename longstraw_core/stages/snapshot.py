@@ -33,17 +33,26 @@ def check_snapshot(snapshot: Path, family: str) -> None:
     Raises:
         SpecError: naming the file that is missing, or the model type that was found.
     """
-    if not snapshot.is_dir():
-        raise SpecError(f"model.snapshot: {snapshot} is not a directory")
-    for name in _REQUIRED:
-        if not (snapshot / name).is_file():
-            raise SpecError(f"model.snapshot: {snapshot / name} is missing; point at a complete Hugging Face snapshot")
+    check_snapshot_files(snapshot)
     model_type = read_snapshot_config(snapshot).get("model_type")
     if model_type not in _MODEL_TYPES[family]:
         raise SpecError(
             f"model.family: {family} cannot be loaded from {snapshot}: its config.json has model_type {model_type!r}, "
             f"expected {' or '.join(_MODEL_TYPES[family])}"
         )
+
+
+def check_snapshot_files(snapshot: Path) -> None:
+    """Check that a directory is a complete Hugging Face snapshot: configuration, tokenizer, every weight file.
+
+    Raises:
+        SpecError: naming the file that is missing.
+    """
+    if not snapshot.is_dir():
+        raise SpecError(f"model.snapshot: {snapshot} is not a directory")
+    for name in _REQUIRED:
+        if not (snapshot / name).is_file():
+            raise SpecError(f"model.snapshot: {snapshot / name} is missing; point at a complete Hugging Face snapshot")
     index = snapshot / "model.safetensors.index.json"
     shards = ["model.safetensors"]
     if index.is_file():

@@ -1,8 +1,9 @@
-"""Stage `validate_run`: re-hash what the transaction wrote, and claim only what the receipts prove."""
+"""Stage `validate_run`: re-hash what the transaction wrote, claim only what the receipts prove, move the policy."""
 
 from typing import Literal
 
 from longstraw_core.artifacts.outputs import check_receipt_outputs
+from longstraw_core.artifacts.policy import advance_policy
 from longstraw_core.spec import (
     CheckpointManifest,
     IntegrityError,
@@ -50,7 +51,11 @@ class Evidence(StrictModel):
 
 
 def execute(context: StageContext) -> StageResult:
-    """Publish `evidence` and the HTML `report` of the run so far."""
+    """Publish `evidence` and the HTML `report` of the run so far; then the checkpoint becomes the policy's current one.
+
+    The pointer moves last before the receipt: what it points to is validated, and no receipt says that a transaction
+    is complete whose checkpoint lost against another run's.
+    """
     with context.phase("re-hash artifacts"):
         for number, (stage, receipt) in enumerate(context.receipts.items(), start=1):
             check_receipt_outputs(context.store, receipt)
@@ -70,11 +75,15 @@ def execute(context: StageContext) -> StageResult:
     with context.phase("report"):
         report = _report(context, manifest, evidence)
     proven = sum(level.proven for level in evidence.levels)
+    outputs = {
+        "evidence": context.store.put_blob(canonical_json(evidence), MEDIA_TYPE_JSON),
+        "report": context.store.put_blob(report, MEDIA_TYPE_HTML),
+    }
+    if context.spec.storage.policy is not None:
+        checkpoint = context.input("manifest_checkpoint", "checkpoint_manifest")
+        advance_policy(context.store, context.spec.storage.policy, checkpoint, manifest)
     return StageResult(
-        outputs={
-            "evidence": context.store.put_blob(canonical_json(evidence), MEDIA_TYPE_JSON),
-            "report": context.store.put_blob(report, MEDIA_TYPE_HTML),
-        },
+        outputs=outputs,
         metrics={"evidence/proven": float(proven), "evidence/levels": float(len(evidence.levels))},
     )
 

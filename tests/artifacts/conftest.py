@@ -16,6 +16,7 @@ from longstraw_core.artifacts import (
     seal_directory,
     write_receipt,
 )
+from longstraw_core.artifacts.store import Store
 from longstraw_core.spec import CheckpointManifest, Descriptor, canonical_json, sha256_digest
 from longstraw_core.spec.descriptors import MEDIA_TYPE_CHECKPOINT, MEDIA_TYPE_JSON_LINES
 from longstraw_core.spec.receipts import CheckpointFile, Phase, RankRecord, ReceiptPredicate
@@ -56,20 +57,37 @@ def predicate(
 def publish_run(workdir: Path, snapshot: Path, data: Path, *, run: str = "demo", transactions: int = 2) -> FileStore:
     """Publish `transactions` transactions of audit_data -> train -> manifest_checkpoint into `workdir/store`."""
     store = FileStore(workdir / "store", create=True)
-    scratch = workdir.parent / f"scratch-{os.getpid()}"
-    parent: Descriptor | None = None
+    publish_run_into(store, workdir.parent, snapshot, data, run=run, transactions=transactions)
+    return store
+
+
+def publish_run_into(
+    store: Store,
+    beside: Path,
+    snapshot: Path,
+    data: Path,
+    *,
+    run: str = "demo",
+    transactions: int = 2,
+    parent: Descriptor | None = None,
+    lineage: int = 0,
+) -> Descriptor:
+    """The same into any store; `parent` is the checkpoint of another run. Returns the last checkpoint manifest."""
+    scratch = beside / f"scratch-{os.getpid()}"
     parent_receipt: Descriptor | None = None
+    inherited = {} if parent is None else {"external:parent_checkpoint": parent}
     external = {
         "external:model_snapshot": describe_external_tree(store, snapshot),
         "external:data": describe_external_file(data, MEDIA_TYPE_JSON_LINES),
     }
     for transaction in range(1, transactions + 1):
         prompts = store.put_blob(f"prompts of {run} {transaction}\n".encode(), MEDIA_TYPE_JSON_LINES)
-        audit = write_receipt(store, predicate("audit_data", transaction, external, {"prompts": prompts}, run=run))
+        inputs = external | (inherited if transaction == 1 else {})
+        audit = write_receipt(store, predicate("audit_data", transaction, inputs, {"prompts": prompts}, run=run))
 
         adapter = scratch / f"adapter-{transaction}"
         (adapter / "state").mkdir(parents=True)
-        (adapter / "adapter.safetensors").write_bytes(f"weights {transaction}".encode() * 20)
+        (adapter / "adapter.safetensors").write_bytes(f"weights {run} {transaction}".encode() * 20)
         (adapter / "state" / "optimizer.bin").write_bytes(bytes(range(transaction, 100)))
         (adapter / "empty").write_bytes(b"")
         tree = publish_tree(store, adapter)
@@ -82,7 +100,7 @@ def publish_run(workdir: Path, snapshot: Path, data: Path, *, run: str = "demo",
         manifest = CheckpointManifest(
             run=run,
             transaction=transaction,
-            lineage=transaction,
+            lineage=lineage + transaction,
             stepped=True,
             optimizer_steps=transaction,
             tree=tree,
@@ -101,7 +119,8 @@ def publish_run(workdir: Path, snapshot: Path, data: Path, *, run: str = "demo",
         outputs = {"checkpoint": parent}
         parent_receipt = write_receipt(store, predicate("manifest_checkpoint", transaction, inputs, outputs, run=run))
     shutil.rmtree(scratch, ignore_errors=True)
-    return store
+    assert parent is not None
+    return parent
 
 
 @pytest.fixture

@@ -509,7 +509,8 @@ def test_a_run_that_continues_another_reaches_every_file_of_its_parent(
     report = verify_store(store, "newer")
     assert report.ok
     assert report.unchecked == []
-    weights = hashlib.sha256(b"weights 1" * 20).hexdigest()
+    assert (report.receipts, verify_store(store, "newer", deep=True).receipts) == (1, 4)
+    weights = hashlib.sha256(b"weights older 1" * 20).hexdigest()
     (store.root / "blobs" / "sha256" / weights).unlink()
     assert named(verify_store(store, "newer"), f"blobs/sha256/{weights}") == ["missing"]
 

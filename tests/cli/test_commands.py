@@ -12,6 +12,7 @@ import pytest
 import yaml
 from click.testing import CliRunner, Result
 
+from longstraw_core.artifacts import FileStore
 from longstraw_core.cli.main import main
 from longstraw_core.spec import TransactionSpec
 from tests.conftest import make_row
@@ -271,3 +272,39 @@ def test_usage_errors_exit_with_2() -> None:
 def test_importing_the_command_line_does_not_import_torch() -> None:
     check = "import sys, longstraw_core.cli.main; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", check], check=False).returncode == 0
+
+
+def test_a_snapshot_is_pinned_by_the_digest_that_is_printed(untrained_snapshot: Path, tmp_path: Path) -> None:
+    store = (tmp_path / "store").as_uri()
+    shown = invoke("model", "snapshot", str(untrained_snapshot), "--store", store)
+    assert shown.exit_code == 0, shown.output
+    record = json.loads(invoke("model", "snapshot", str(untrained_snapshot), "--store", store, "-o", "json").output)
+    assert f"model.digest: {record['digest']}" in shown.output
+    assert record["bytes"] == sum(path.stat().st_size for path in untrained_snapshot.rglob("*") if path.is_file())
+    (tmp_path / "partial").mkdir()
+    (tmp_path / "partial" / "config.json").write_text("{}")
+    refused = invoke("model", "snapshot", str(tmp_path / "partial"), "--store", store)
+    assert refused.exit_code == 2
+    assert "tokenizer.json is missing" in refused.output
+
+
+def test_garbage_is_listed_before_it_is_deleted(tmp_path: Path) -> None:
+    store = FileStore(tmp_path / "store", create=True)
+    blob = store.put_blob(b"left over", "text/plain")
+    command = ("gc", "--store", store.uri, "--keep-runs", "1")
+    young = invoke(*command)
+    assert "1 unreached blobs younger than 24 h" in young.output
+    planned = invoke(*command, "--grace-hours", "0", "--dry-run")
+    assert blob.uri in planned.output
+    assert store.exists(blob.uri)
+    done = json.loads(invoke(*command, "--grace-hours", "0", "-o", "json").output)
+    assert done["blobs"] == [blob.uri]
+    assert not store.exists(blob.uri)
+    assert invoke("gc", "--store", (tmp_path / "absent").as_uri(), "--keep-runs", "1").exit_code == 2
+
+
+def test_storage_may_be_an_s3_prefix_and_credentials_may_not_be_in_it(spec_file: Path, tmp_path: Path) -> None:
+    out = str(tmp_path / "pipeline.yaml")
+    assert invoke("compile", str(spec_file), "--out", out, "--set", "storage.uri=s3://team/longstraw").exit_code == 0
+    for uri in ("s3://user:secret@team/longstraw", "s3://", "http://team/x", "s3://Team/x"):
+        assert invoke("compile", str(spec_file), "--out", out, "--set", f"storage.uri={uri}").exit_code == 2

@@ -4,13 +4,15 @@ from pathlib import Path
 
 import click
 
+from longstraw_core.artifacts import open_store, read_external_manifest, register_snapshot
 from longstraw_core.cli.command import output_option, reports_errors
-from longstraw_core.cli.output import OutputFormat, human_seconds, print_json
+from longstraw_core.cli.output import OutputFormat, human_bytes, human_seconds, print_json
+from longstraw_core.stages.snapshot import check_snapshot_files
 
 
 @click.group("model")
 def model_group() -> None:
-    """Make base models."""
+    """Make base models and pin them."""
 
 
 @model_group.command("tiny", epilog="Example: longstraw model tiny --out examples/recall/tiny-model")
@@ -58,3 +60,34 @@ def tiny_command(out: Path, seed: int, output: OutputFormat) -> None:
                 "seed": report.seed,
             }
         )
+
+
+@model_group.command("snapshot", epilog="Example: longstraw model snapshot /models/qwen --store s3://team/longstraw")
+@click.argument("directory", metavar="DIR", type=click.Path(path_type=Path))
+@click.option("--store", "uri", required=True, help="Store URI: file://… or s3://bucket/prefix.")
+@output_option
+@reports_errors
+def snapshot_command(directory: Path, uri: str, output: OutputFormat) -> None:
+    """Register the Hugging Face snapshot in DIR: hash every file once and store the manifest, not the files.
+
+    The digest is the snapshot's identity. Pinned as `model.digest` in a specification, a run refuses any other one;
+    every stage checks it before it loads weights.
+    """
+    check_snapshot_files(directory)
+    store = open_store(uri, create=True)
+    snapshot = register_snapshot(store, directory)
+    manifest = read_external_manifest(store, snapshot)
+    if output == "json":
+        print_json(
+            {
+                "event": "snapshot",
+                "path": str(directory),
+                "digest": snapshot.digest,
+                "files": len(manifest.entries),
+                "bytes": manifest.total_bytes,
+                "descriptor": snapshot.to_json_object(),
+            }
+        )
+        return
+    click.echo(f"{directory}: {len(manifest.entries)} files, {human_bytes(manifest.total_bytes)}")
+    click.echo(f"model.digest: {snapshot.digest}")

@@ -20,6 +20,7 @@ from longstraw_core.spec import (
     TransactionSpec,
     TreeManifest,
 )
+from longstraw_core.spec.policy import PolicyPointer
 
 SCHEMAS: dict[str, type[BaseModel]] = {
     model.__name__: model
@@ -33,6 +34,7 @@ SCHEMAS: dict[str, type[BaseModel]] = {
         TreeManifest,
         StageReceipt,
         CheckpointManifest,
+        PolicyPointer,
     )
 }
 
@@ -45,7 +47,7 @@ def schema_command(name: str, output: OutputFormat) -> None:
     """Print the JSON Schema of NAME.
 
     NAME is one of TransactionSpec, Prompt, Rollout, ScoredGroup, ResponseLogprobs, Descriptor, TreeManifest,
-    StageReceipt or CheckpointManifest.
+    StageReceipt, CheckpointManifest or PolicyPointer.
     """
     if name not in SCHEMAS:
         raise SpecError(f"no schema {name!r}; schemas are {', '.join(SCHEMAS)}")

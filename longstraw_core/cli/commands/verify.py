@@ -1,11 +1,13 @@
 """`longstraw verify`: re-hash a run and report every fault."""
 
+import os
 from dataclasses import asdict
 from pathlib import Path
 
 import click
 
-from longstraw_core.artifacts import VerifyReport, open_store, verify_directory, verify_store
+from longstraw_core.artifacts import VerifyReport, open_store, split_receipt_uri, verify_directory, verify_store
+from longstraw_core.artifacts.signing import VERIFY_KEY_VARIABLE
 from longstraw_core.cli.command import output_option, reports_errors
 from longstraw_core.cli.output import OutputFormat, console, human_bytes, print_json
 from longstraw_core.spec import IntegrityError, SpecError
@@ -13,20 +15,37 @@ from longstraw_core.spec import IntegrityError, SpecError
 
 @click.command(
     "verify",
-    epilog="Examples: longstraw verify runs/recall-seed0   |   longstraw verify file:///data/store --run nightly",
+    epilog="Examples: longstraw verify runs/recall-seed0   |   longstraw verify s3://team/store --run nightly   |   "
+    "longstraw verify s3://team/store/runs/nightly/0001/train/receipt.json --deep",
 )
-@click.argument("target", metavar="WORKDIR|STORE_URI")
+@click.argument("target", metavar="WORKDIR|STORE_URI|RECEIPT_URI")
 @click.option("--run", "run_name", help="Verify only this run of the store.")
+@click.option(
+    "--deep", is_flag=True, help="Of one run: verify also every run that its checkpoints were continued from."
+)
+@click.option(
+    "--verify-key",
+    type=click.Path(path_type=Path),
+    help=f"PEM file of the public key that must have signed every receipt (default: ${VERIFY_KEY_VARIABLE}).",
+)
 @output_option
 @reports_errors
-def verify_command(target: str, run_name: str | None, output: OutputFormat) -> None:
+def verify_command(
+    target: str, run_name: str | None, deep: bool, verify_key: Path | None, output: OutputFormat
+) -> None:
     """Re-hash a finished run and report everything that is not as it was published.
 
-    WORKDIR is the directory of a finished `longstraw run`; a store URI (file://…) verifies the artifacts alone.
-    Exit code 11 when anything was changed, added, removed or replaced.
+    WORKDIR is the directory of a finished `longstraw run`; a store URI (file://… or s3://…) verifies the artifacts
+    alone, and the URI of any receipt the whole run that it belongs to. Exit code 11 when anything was changed, added,
+    removed or replaced.
     """
+    if verify_key is not None:
+        os.environ[VERIFY_KEY_VARIABLE] = str(verify_key)
     if "://" in target:
-        report = verify_store(open_store(target), run_name)
+        uri, place = split_receipt_uri(target)
+        if place is not None and run_name not in (None, place.run):
+            raise SpecError(f"--run {run_name}: {target} is a receipt of run {place.run}; leave --run out")
+        report = verify_store(open_store(uri), place.run if place else run_name, deep=deep)
     else:
         _check_run_directory(Path(target))
         report = verify_directory(Path(target))

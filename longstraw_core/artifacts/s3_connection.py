@@ -1,0 +1,278 @@
+"""How an S3 server is reached: client from the environment alone, and its errors in words; knows no artifact.
+
+Endpoint, region, credentials, CA bundle and profile come from the environment and boto3's own chain
+(`AWS_ENDPOINT_URL_S3`, `AWS_REGION`, `AWS_ACCESS_KEY_ID`, `AWS_CA_BUNDLE`, `~/.aws/config`, a pod's role, …). Nothing
+of it is part of a URI or a specification, and nothing secret is part of a message.
+"""
+
+import os
+import random
+import re
+import time
+from collections.abc import Callable, Generator, Iterable
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from threading import BoundedSemaphore
+from typing import Any, Protocol, TypeVar, cast
+from urllib.parse import urlsplit
+
+import boto3  # pyright: ignore[reportMissingTypeStubs]
+from botocore import loaders  # pyright: ignore[reportMissingTypeStubs]
+from botocore import session as botocore_session  # pyright: ignore[reportMissingTypeStubs]
+from botocore.config import Config  # pyright: ignore[reportMissingTypeStubs]
+from botocore.exceptions import (  # pyright: ignore[reportMissingTypeStubs]
+    BotoCoreError,
+    ClientError,
+    ConnectTimeoutError,
+    EndpointConnectionError,
+    NoCredentialsError,
+    PartialCredentialsError,
+    ProfileNotFound,
+    SSLError,
+)
+from botocore.parsers import ResponseParserError  # pyright: ignore[reportMissingTypeStubs]
+
+from longstraw_core.spec.errors import IntegrityError, LongStrawError, Retryable, SpecError
+
+PATH_STYLE_VARIABLE = "LONGSTRAW_S3_PATH_STYLE"
+PARALLEL_PARTS = 8
+"""Parts in memory at once, over all objects of one store: on the wire, or waiting to be hashed and written."""
+
+TOTAL_ATTEMPTS = 6
+"""Attempts of one request, with exponential backoff, where `AWS_MAX_ATTEMPTS` says nothing else."""
+
+_DAMAGED_ON_THE_WAY = {"BadDigest", "XAmzContentSHA256Mismatch", "XAmzContentChecksumMismatch", "IncompleteBody"}
+_BUSY = {"ConditionalRequestConflict", "OperationAborted"}
+_FULL = {"InsufficientStorage", "QuotaExceeded", "XMinioStorageFull", "StorageFull"}
+_WRONG_REGION = {"PermanentRedirect", "AuthorizationHeaderMalformed", "IllegalLocationConstraintException", "301"}
+_UNKNOWN_KEY = {"InvalidAccessKeyId", "SignatureDoesNotMatch", "InvalidToken", "ExpiredToken", "TokenRefreshRequired"}
+
+_BOTO3: Any = boto3
+_LOADERS: Any = loaders
+_MODELS: Any = _LOADERS.create_loader()
+"""boto3's descriptions of the service, parsed once per process."""
+
+Result = TypeVar("Result")
+
+
+class S3Client(Protocol):
+    """The part of boto3's S3 client that is used here."""
+
+    def head_object(self, **request: Any) -> dict[str, Any]: ...
+    def get_object(self, **request: Any) -> dict[str, Any]: ...
+    def put_object(self, **request: Any) -> dict[str, Any]: ...
+    def delete_object(self, **request: Any) -> dict[str, Any]: ...
+    def list_objects_v2(self, **request: Any) -> dict[str, Any]: ...
+    def create_multipart_upload(self, **request: Any) -> dict[str, Any]: ...
+    def upload_part(self, **request: Any) -> dict[str, Any]: ...
+    def list_parts(self, **request: Any) -> dict[str, Any]: ...
+    def list_multipart_uploads(self, **request: Any) -> dict[str, Any]: ...
+    def complete_multipart_upload(self, **request: Any) -> dict[str, Any]: ...
+    def abort_multipart_upload(self, **request: Any) -> dict[str, Any]: ...
+
+
+@dataclass(frozen=True)
+class Connection:
+    """One bucket of one server, and the threads and buffers that all transfers of a store share."""
+
+    client: S3Client
+    bucket: str
+    endpoint: str
+    """For messages; empty for Amazon's own."""
+    pool: ThreadPoolExecutor = field(default_factory=lambda: ThreadPoolExecutor(PARALLEL_PARTS, "s3"))
+    buffers: BoundedSemaphore = field(default_factory=lambda: BoundedSemaphore(PARALLEL_PARTS))
+    """One permit per part held in memory."""
+
+    @property
+    def shown(self) -> str:
+        """Bucket and server for messages; never credentials."""
+        return f"s3://{self.bucket}" + (f" at {self.endpoint}" if self.endpoint else "")
+
+    @contextmanager
+    def reporting(self, action: str) -> Generator[None, None, None]:
+        """Turn every error of boto3 inside the block into a typed one that starts with `action`."""
+        try:
+            yield
+        except (ClientError, BotoCoreError, ResponseParserError) as error:
+            raise self.typed(error, action) from error
+
+    def typed(self, error: Exception, action: str) -> LongStrawError:
+        """What the caller can do about an error of boto3."""
+        if isinstance(error, ClientError):
+            return _refusal(error, f"{action}: {self.shown}")
+        return _no_answer(error, f"{action}: {self.shown}")
+
+    def sent(self, action: str, request: Callable[[], Result]) -> Result:
+        """Send a request that carries bytes and their checksum; again when they were damaged on the way.
+
+        Raises:
+            ClientError: the server refused for another reason, for the caller to read.
+            IntegrityError: the bytes arrive damaged every time.
+        """
+        for attempt in range(TOTAL_ATTEMPTS):
+            try:
+                with self.reporting_transport(action):
+                    return request()
+            except ClientError as error:
+                code = code_of(error)
+                if code not in _DAMAGED_ON_THE_WAY | _BUSY:
+                    raise
+                if attempt == TOTAL_ATTEMPTS - 1:
+                    if code in _BUSY:
+                        raise Retryable(f"{action}: {self.shown}: {code}: another writer is busy; run again") from error
+                    raise IntegrityError(
+                        f"{action}: {self.shown} received other bytes than were sent, {TOTAL_ATTEMPTS} times ({code}); "
+                        "check the network, or a proxy between here and the server"
+                    ) from error
+            pause(attempt)
+        raise AssertionError("unreachable")
+
+    @contextmanager
+    def reporting_transport(self, action: str) -> Generator[None, None, None]:
+        """Like `reporting`, but the server's own refusals pass for the caller to read."""
+        try:
+            yield
+        except (BotoCoreError, ResponseParserError) as error:
+            raise self.typed(error, action) from error
+
+
+def connect(bucket: str) -> Connection:
+    """Connect to a bucket with what the environment says; no request is sent yet.
+
+    Raises:
+        SpecError: the environment's endpoint, profile or region is malformed.
+    """
+    try:
+        core: Any = botocore_session.Session()
+        core.register_component("data_loader", _MODELS)
+        scoped: dict[str, Any] = core.get_scoped_config()
+        client: Any = _BOTO3.Session(botocore_session=core).client("s3", config=_config(scoped.get("s3") or {}))
+    except (BotoCoreError, ValueError) as error:
+        if isinstance(error, ProfileNotFound):
+            raise SpecError(f"s3://{bucket}: the profile that AWS_PROFILE names does not exist; check it") from error
+        raise SpecError(
+            f"s3://{bucket}: the environment's S3 settings cannot be used ({type(error).__name__}); check "
+            "AWS_ENDPOINT_URL_S3, AWS_REGION and AWS_CA_BUNDLE"
+        ) from error
+    return Connection(client=cast(S3Client, client), bucket=bucket, endpoint=_shown_endpoint(client.meta.endpoint_url))
+
+
+def _config(from_file: dict[str, Any]) -> Config:
+    style = os.environ.get(PATH_STYLE_VARIABLE, "").strip().lower()
+    if style not in ("", "0", "1", "true", "false"):
+        raise SpecError(f"{PATH_STYLE_VARIABLE}={style!r} must be 1 (path style) or 0 (virtual-hosted style)")
+    custom_endpoint = any(os.environ.get(name) for name in ("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL"))
+    s3: dict[str, Any] = {}
+    if style:
+        s3["addressing_style"] = "path" if style in ("1", "true") else "virtual"
+    elif "addressing_style" not in from_file and custom_endpoint:
+        s3["addressing_style"] = "path"  # other servers than Amazon's rarely have one host name per bucket
+    return Config(
+        s3={**from_file, **s3},
+        retries={
+            "mode": os.environ.get("AWS_RETRY_MODE", "standard"),  # pyright: ignore[reportArgumentType]
+            "total_max_attempts": int(os.environ.get("AWS_MAX_ATTEMPTS") or TOTAL_ATTEMPTS),
+        },
+        connect_timeout=10,
+        read_timeout=60,
+        max_pool_connections=32,
+        # our own SHA-256 headers need no trailers, which many servers do not know
+        request_checksum_calculation="when_required",
+        response_checksum_validation="when_required",
+        user_agent_extra="longstraw",
+    )
+
+
+def _shown_endpoint(url: str) -> str:
+    parts = urlsplit(url)
+    if (parts.hostname or "").endswith(".amazonaws.com"):
+        return ""
+    host = f"[{parts.hostname}]" if ":" in (parts.hostname or "") else parts.hostname
+    return f"{parts.scheme}://{host}" + (f":{parts.port}" if parts.port else "")
+
+
+def pause(attempt: int) -> None:
+    """Wait before the next attempt: exponential, with jitter."""
+    time.sleep(random.uniform(0.5, 1.0) * min(8.0, 0.1 * 2**attempt))  # noqa: S311
+
+
+def code_of(error: ClientError) -> str:
+    """The server's error code; for a HEAD request only the HTTP status."""
+    return str(cast(dict[str, Any], error.response).get("Error", {}).get("Code", ""))
+
+
+def status_of(error: ClientError) -> int:
+    """The HTTP status of a refusal."""
+    return int(cast(dict[str, Any], error.response).get("ResponseMetadata", {}).get("HTTPStatusCode", 0))
+
+
+def is_missing(error: ClientError) -> bool:
+    """Whether an object (not its bucket) does not exist."""
+    return status_of(error) == 404 and code_of(error) not in ("NoSuchBucket", "NoSuchUpload")
+
+
+def is_taken(error: ClientError) -> bool:
+    """Whether a conditional write or read found the object in another state than the condition says."""
+    return status_of(error) == 412 or code_of(error) == "PreconditionFailed"
+
+
+def is_gone_upload(error: ClientError) -> bool:
+    """Whether a multipart upload was completed or aborted by somebody else."""
+    return code_of(error) == "NoSuchUpload"
+
+
+def _refusal(error: ClientError, where: str) -> LongStrawError:
+    code, status = code_of(error), status_of(error)
+    shown = f"{where}: {status} {code}" if code != str(status) else f"{where}: {status}"
+    if code == "NoSuchBucket":
+        return SpecError(f"{shown}: there is no such bucket; check the URI and the endpoint, or create the bucket")
+    if code in _WRONG_REGION or status == 301:
+        headers = cast(dict[str, Any], error.response).get("ResponseMetadata", {}).get("HTTPHeaders", {})
+        region = re.sub(r"[^a-z0-9-]", "", str(headers.get("x-amz-bucket-region", "")))
+        advice = f"set AWS_REGION={region}" if region else "set AWS_REGION to the bucket's region"
+        return SpecError(f"{shown}: the bucket is in another region; {advice}")
+    if code in _UNKNOWN_KEY:
+        return SpecError(f"{shown}: the server does not accept these credentials; check AWS_ACCESS_KEY_ID and the rest")
+    if code == "RequestTimeTooSkewed":
+        return SpecError(f"{shown}: this machine's clock differs from the server's; correct it")
+    if status in (401, 403):
+        return SpecError(f"{shown}: not allowed; the credentials need the right to get, put and list below the prefix")
+    if status == 501 or code == "NotImplemented":
+        return SpecError(f"{shown}: the server lacks this; LongStraw needs conditional writes and multipart uploads")
+    if code in _FULL or status == 507:
+        return Retryable(f"{shown}: the server has no space left; free some, then run again")
+    if status == 404:
+        return SpecError(f"{shown}: not found; check the URI and that AWS_ENDPOINT_URL_S3 is an S3 server")
+    if status >= 500 or code in ("SlowDown", "RequestTimeout", "Throttling", "RequestLimitExceeded"):
+        return Retryable(f"{shown}: the server fails or is overloaded; run the same command again")
+    return SpecError(f"{shown}: the server refuses; check the URI, the endpoint and the server's log")
+
+
+def _no_answer(error: Exception, where: str) -> LongStrawError:
+    name = type(error).__name__
+    if isinstance(error, NoCredentialsError | PartialCredentialsError):
+        return SpecError(f"{where}: no credentials; set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or use a role")
+    if isinstance(error, SSLError):
+        return SpecError(f"{where}: the server's certificate is not trusted; set AWS_CA_BUNDLE to its authority's file")
+    if isinstance(error, EndpointConnectionError | ConnectTimeoutError):
+        return Retryable(f"{where}: no connection ({name}); check AWS_ENDPOINT_URL_S3 and the network, then run again")
+    if isinstance(error, ResponseParserError):
+        return SpecError(f"{where}: the answer is not S3's; check that AWS_ENDPOINT_URL_S3 is an S3 server")
+    return Retryable(f"{where}: {name}: the connection failed; run the same command again")
+
+
+def pages(
+    request: Callable[..., dict[str, Any]], tokens: Iterable[tuple[str, str]], **arguments: Any
+) -> Generator[dict[str, Any], None, None]:
+    """Yield every page of a listing; `tokens` pairs the request's marker parameters with the response's fields."""
+    marker: dict[str, Any] = {}
+    while True:
+        page = request(**arguments, **marker)
+        yield page
+        if not page.get("IsTruncated"):
+            return
+        following = {parameter: page.get(answer) for parameter, answer in tokens if page.get(answer)}
+        if not following or following == marker:
+            raise SpecError("the server cut a listing short and does not say how it goes on; use another server")
+        marker = following

@@ -1,0 +1,299 @@
+"""The `s3://` store: one prefix of a bucket, written with conditional requests and SHA-256 checksums.
+
+Layout and rules are those of every store (FORMAT.md). What the server cannot do by itself is not attempted: nothing is
+locked, an object appears whole or not at all, and exactly one of several writers creates it.
+"""
+
+import base64
+import os
+import re
+import uuid
+from collections.abc import Generator, Iterator
+from contextlib import contextmanager
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+from botocore.exceptions import ClientError  # pyright: ignore[reportMissingTypeStubs]
+
+from longstraw_core.artifacts.files import FoundFile, Measured, open_regular_at, reporting
+from longstraw_core.artifacts.s3_connection import Connection, connect, is_missing, is_taken, pages
+from longstraw_core.artifacts.s3_reader import S3Reader
+from longstraw_core.artifacts.s3_writer import (
+    BytesSource,
+    FileSource,
+    Plan,
+    Source,
+    UploadGone,
+    abort_upload,
+    make_plan,
+    put_once,
+    put_parts,
+)
+from longstraw_core.artifacts.store import (
+    AlreadyPublished,
+    OpenObject,
+    Pointer,
+    Store,
+    blob_name,
+    check_object_name,
+    check_pointer_name,
+)
+from longstraw_core.spec.canonical import sha256_digest
+from longstraw_core.spec.descriptors import MEDIA_TYPE_JSON, Descriptor, check_relative_path
+from longstraw_core.spec.errors import IntegrityError, Retryable, SpecError
+
+CONCURRENT_OBJECTS = 8
+"""Objects read or written at once: a server's answers are waited for, not computed."""
+
+LOOK_FIRST_BYTES = 64 << 10
+"""Larger blobs are not sent before asking whether they are stored already."""
+
+ABANDONED_AFTER = timedelta(days=7)
+"""An unfinished upload this old is taken for one that nobody will continue."""
+
+_URI = re.compile(r"s3://(?P<bucket>[a-z0-9][a-z0-9.-]{1,61}[a-z0-9])(?:/(?P<prefix>.*))?")
+
+
+class S3Store(Store):
+    """A store below one prefix of a bucket; safe for any number of concurrent readers and writers."""
+
+    def __init__(self, uri: str, *, create: bool = False, connection: Connection | None = None) -> None:
+        match = _URI.fullmatch(uri)
+        if match is None:
+            raise SpecError(f"{uri!r} is not an S3 URI; write s3://bucket/prefix, without user, port or query")
+        prefix = (match["prefix"] or "").rstrip("/")
+        try:
+            self._root = f"{check_relative_path(prefix)}/" if prefix else ""
+        except ValueError as error:
+            raise SpecError(f"store {uri}: {error}") from error
+        self._uri = f"s3://{match['bucket']}/{prefix}".rstrip("/")
+        self._connection = connection or connect(match["bucket"])
+        with self._connection.reporting(f"opening store {self._uri}"):
+            found = self._connection.client.list_objects_v2(
+                Bucket=self._connection.bucket, Prefix=self._root, MaxKeys=1
+            )
+        if create:
+            self._check_conditional_writes()
+        elif not found.get("Contents"):
+            raise SpecError(f"store {self._uri} is empty; check the URI or run the pipeline first")
+
+    @property
+    def uri(self) -> str:
+        """`s3://bucket/prefix`."""
+        return self._uri
+
+    @property
+    def concurrency(self) -> int:
+        """See `CONCURRENT_OBJECTS`."""
+        return CONCURRENT_OBJECTS
+
+    def put_blob(self, source: bytes | Path, media_type: str) -> Descriptor:
+        """Store bytes or a file under their digest; see `Store.put_blob`.
+
+        A blob that exists is compared by the SHA-256 that the server states for it, and re-read where it states none.
+        """
+        if isinstance(source, bytes):
+            measured = self._put_source(BytesSource(source), media_type)
+        else:
+            with reporting(f"storing {source} in {self._uri}"):
+                opened = open_regular_at(str(source), None, str(source))
+                try:
+                    size = os.fstat(opened).st_size
+                    whole = FileSource(opened, source, size)
+                    measured = self._put_source(
+                        BytesSource(whole.read_at(0, size)) if size <= LOOK_FIRST_BYTES else whole, media_type
+                    )
+                finally:
+                    os.close(opened)
+        return Descriptor(
+            uri=blob_name(measured.digest), digest=measured.digest, size=measured.size, media_type=media_type
+        )
+
+    def create_object(self, name: str, content: bytes, media_type: str) -> Descriptor:
+        """Create a named object once; see `Store.create_object`."""
+        check_object_name(name)
+        wanted = Descriptor(uri=name, digest=sha256_digest(content), size=len(content), media_type=media_type)
+        if not put_once(self._connection, self._key(name), content, media_type):
+            published = self.describe_object(name, media_type)
+            if published.digest != wanted.digest:
+                raise AlreadyPublished(name, published, wanted)
+        return wanted
+
+    @contextmanager
+    def open_object(self, name: str) -> Generator[OpenObject, None, None]:
+        """Open an object; later parts are fetched while earlier ones are read. See `Store.open_object`."""
+        reader = S3Reader(self._connection, self._key(name))
+        try:
+            yield OpenObject(size=reader.size, stream=reader)
+        finally:
+            reader.close()
+
+    def exists(self, name: str) -> bool:
+        """Whether there is an object of this name; says nothing about its bytes."""
+        return self._head(name) is not None
+
+    def walk(self, prefix: str = "") -> Iterator[FoundFile]:
+        """Yield everything under a prefix; see `Store.walk`."""
+        if prefix and not prefix.endswith("/"):
+            raise SpecError(f"prefix {prefix!r} must be empty or end with '/'")
+        with self._connection.reporting(f"listing {self._uri}/{prefix}"):
+            for page in pages(
+                self._connection.client.list_objects_v2,
+                (("ContinuationToken", "NextContinuationToken"),),
+                Bucket=self._connection.bucket,
+                Prefix=self._root + prefix,
+            ):
+                for item in page.get("Contents", []):
+                    name = str(item["Key"]).removeprefix(self._root)
+                    if item["Size"] == 0 and (not name or name.endswith("/")):
+                        continue  # a console's marker of an empty folder
+                    yield FoundFile(
+                        path=name, kind="file", size=int(item["Size"]), modified=item["LastModified"].timestamp()
+                    )
+
+    def clear_stale_staging(self) -> int:
+        """Abort uploads that nobody continued for a week; younger ones may have a living writer, or a rerun ahead."""
+        limit = datetime.now(UTC) - ABANDONED_AFTER
+        abandoned: list[tuple[str, str]] = []
+        with self._connection.reporting(f"listing unfinished uploads of {self._uri}"):
+            for page in pages(
+                self._connection.client.list_multipart_uploads,
+                (("KeyMarker", "NextKeyMarker"), ("UploadIdMarker", "NextUploadIdMarker")),
+                Bucket=self._connection.bucket,
+                Prefix=self._root,
+            ):
+                abandoned += [
+                    (item["Key"], item["UploadId"]) for item in page.get("Uploads", []) if item["Initiated"] < limit
+                ]
+        for key, upload in abandoned:
+            abort_upload(self._connection, key, upload)
+        return len(abandoned)
+
+    def delete_object(self, name: str) -> None:
+        """Delete an object; see `Store.delete_object`."""
+        with self._connection.reporting(f"deleting {self._uri}/{name}"):
+            self._connection.client.delete_object(Bucket=self._connection.bucket, Key=self._key(name))
+
+    def read_pointer(self, name: str) -> Pointer | None:
+        """Read a pointer with its ETag, which is only ever compared; see `Store.read_pointer`."""
+        check_pointer_name(name)
+        try:
+            with self._connection.reporting_transport(f"reading {self._uri}/{name}"):
+                answer = self._connection.client.get_object(Bucket=self._connection.bucket, Key=self._key(name))
+                return Pointer(content=answer["Body"].read(), version=str(answer["ETag"]))
+        except ClientError as error:
+            if is_missing(error):
+                return None
+            raise self._connection.typed(error, f"reading {self._uri}/{name}") from error
+
+    def replace_pointer(self, name: str, content: bytes, expected: Pointer | None) -> bool:
+        """Compare and swap with `If-Match`; see `Store.replace_pointer`."""
+        check_pointer_name(name)
+        condition = {"IfNoneMatch": "*"} if expected is None else {"IfMatch": expected.version}
+        try:
+            self._connection.sent(
+                f"moving {name}",
+                lambda: self._connection.client.put_object(
+                    Bucket=self._connection.bucket,
+                    Key=self._key(name),
+                    Body=content,
+                    ContentType=MEDIA_TYPE_JSON,
+                    ChecksumSHA256=_base64_of(sha256_digest(content)),
+                    **condition,
+                ),
+            )
+        except ClientError as error:
+            if is_taken(error) or is_missing(error):
+                # the answer to an attempt that succeeded may have been lost, and boto3 asked again
+                stored = self.read_pointer(name)
+                return stored is not None and stored.content == content
+            raise self._connection.typed(error, f"moving {self._uri}/{name}") from error
+        return True
+
+    def _put_source(self, source: Source, media_type: str) -> Measured:
+        plan = make_plan(source)
+        name = blob_name(plan.measured.digest)
+        key = self._key(name)
+        if plan.measured.size > LOOK_FIRST_BYTES and self._holds(plan):
+            return plan.measured
+        if len(plan.parts) == 1:
+            created = self._put_whole(key, source, plan, media_type)
+        else:
+            created = self._put_in_parts(key, source, plan, media_type)
+        if not created and not self._holds(plan):
+            raise IntegrityError(f"{self._uri}/{name} vanished while it was being stored; run again")
+        return plan.measured
+
+    def _put_whole(self, key: str, source: Source, plan: Plan, media_type: str) -> bool:
+        self._connection.buffers.acquire()
+        try:
+            content = source.read_at(0, source.size)
+            if sha256_digest(content) != plan.measured.digest:
+                raise Retryable(f"the source of {key} changed while it was stored; run again when nothing writes to it")
+            return put_once(self._connection, key, content, media_type)
+        finally:
+            self._connection.buffers.release()
+
+    def _put_in_parts(self, key: str, source: Source, plan: Plan, media_type: str) -> bool:
+        for _ in range(3):
+            try:
+                return put_parts(self._connection, key, source, plan, media_type)
+            except UploadGone:
+                if self._holds(plan):  # another writer of the same blob finished it
+                    return True
+        raise Retryable(f"{self._uri}/{key}: other writers keep ending the upload; run again")
+
+    def _holds(self, plan: Plan) -> bool:
+        """Whether the blob is stored; a corrupt one is an error and never accepted."""
+        name = blob_name(plan.measured.digest)
+        head = self._head(name)
+        if head is None:
+            return False
+        stated = head.get("ChecksumSHA256")
+        whole = _base64_of(plan.measured.digest)
+        if head["ContentLength"] == plan.measured.size and stated in (plan.checksum, whole):
+            return True
+        try:
+            observed = self.measure(name)
+        except FileNotFoundError:
+            return False
+        if observed != plan.measured:
+            raise IntegrityError(
+                f"{self._uri}/{name} is corrupt: expected {plan.measured.digest} ({plan.measured.size} bytes), "
+                f"observed {observed.digest} ({observed.size} bytes); delete the object and run again"
+            )
+        return True
+
+    def _head(self, name: str) -> dict[str, Any] | None:
+        try:
+            with self._connection.reporting_transport(f"looking up {self._uri}/{name}"):
+                return self._connection.client.head_object(
+                    Bucket=self._connection.bucket, Key=self._key(name), ChecksumMode="ENABLED"
+                )
+        except ClientError as error:
+            if is_missing(error):
+                return None
+            raise self._connection.typed(error, f"looking up {self._uri}/{name}") from error
+
+    def _key(self, name: str) -> str:
+        try:
+            return self._root + check_relative_path(name)
+        except ValueError as error:
+            raise SpecError(f"object name refused: {error}") from error
+
+    def _check_conditional_writes(self) -> None:
+        """Refuse a server that ignores `If-None-Match`: two writers would both believe that they were first."""
+        key = f"{self._root}staging/{uuid.uuid4().hex}"
+        outcomes = [put_once(self._connection, key, b"", "text/plain") for _ in range(2)]
+        with self._connection.reporting(f"opening store {self._uri}"):
+            self._connection.client.delete_object(Bucket=self._connection.bucket, Key=key)
+        if outcomes[1]:
+            raise SpecError(
+                f"store {self._uri}: {self._connection.shown} ignores 'If-None-Match: *', so nothing would be safe "
+                "from being overwritten; use a server with conditional writes"
+            )
+
+
+def _base64_of(digest: str) -> str:
+    return base64.b64encode(bytes.fromhex(digest.removeprefix("sha256:"))).decode("ascii")

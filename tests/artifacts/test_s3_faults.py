@@ -1,0 +1,256 @@
+"""Given a real S3 server behind a bad network, kills and full disks: nothing corrupt is accepted, a rerun completes."""
+
+import hashlib
+import os
+import shutil
+import signal
+import subprocess
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+
+from longstraw_core.artifacts import find_receipt, open_store, verify_store, write_receipt
+from longstraw_core.artifacts.files import PARTIAL_PREFIX, clear_partials
+from longstraw_core.artifacts.store import Store
+from longstraw_core.spec.errors import IntegrityError, Retryable
+from tests.artifacts.test_kills import start, wait
+from tests.servers.fault_proxy import Fault, FaultProxy, fault_proxy
+from tests.servers.seaweedfs import S3Server
+
+BYTES = "application/octet-stream"
+MIB = 1 << 20
+CONTENT = os.urandom(17 * MIB)
+"""Four parts of five MiB, the last one shorter."""
+
+is_part: Callable[[bytes], bool] = lambda line: line.startswith(b"PUT") and b"partNumber=" in line  # noqa: E731
+is_read: Callable[[bytes], bool] = lambda line: line.startswith(b"GET") and b"/blobs/" in line  # noqa: E731
+is_blob_write: Callable[[bytes], bool] = lambda line: line.startswith(b"PUT") and b"/blobs/" in line  # noqa: E731
+
+
+@pytest.fixture
+def proxy(seaweedfs_server: S3Server, monkeypatch: pytest.MonkeyPatch) -> Iterator[FaultProxy]:
+    """A proxy that the environment names as the server; no fault is armed yet."""
+    monkeypatch.setattr("longstraw_core.artifacts.s3_writer.SMALL_PART_BYTES", 5 * MIB)
+    monkeypatch.setattr("longstraw_core.artifacts.s3_reader.READ_PART_BYTES", 2 * MIB)
+    with fault_proxy(seaweedfs_server.endpoint) as running:
+        for name, value in seaweedfs_server.environment(running.endpoint).items():
+            monkeypatch.setenv(name, value)
+        yield running
+
+
+@pytest.fixture
+def uri(tmp_path: Path, proxy: FaultProxy) -> str:
+    """A store with one object, so that it can be opened by readers."""
+    uri = f"s3://artifacts/faults-{os.getpid()}-{tmp_path.name}"
+    open_store(uri, create=True).create_object("runs/here", b"", BYTES)
+    return uri
+
+
+@pytest.fixture
+def store(uri: str) -> Store:
+    """An open store behind the proxy."""
+    return open_store(uri)
+
+
+@pytest.fixture
+def source(tmp_path: Path) -> Path:
+    """A file of several parts, of other bytes for every test."""
+    path = tmp_path / "source"
+    path.write_bytes(os.urandom(16) + CONTENT[16:])
+    return path
+
+
+def parts_sent(proxy: FaultProxy) -> int:
+    return sum(map(is_part, proxy.requests))
+
+
+@pytest.mark.parametrize("kind", ["slow_down", "cut_request", "cut_answer", "truncate_answer", "flip_request"])
+def test_passing_faults_of_the_network_are_survived_in_both_directions(
+    store: Store, proxy: FaultProxy, source: Path, tmp_path: Path, kind: str
+) -> None:
+    if not kind.endswith("answer"):
+        proxy.faults = [Fault(kind, 2, is_blob_write, after_bytes=100_000)]
+    descriptor = store.put_blob(source, BYTES)
+    assert all(fault.hits == fault.times for fault in proxy.faults)
+    if not kind.endswith("request"):
+        proxy.faults = [Fault(kind, 3, is_read, after_bytes=100_000)]
+    store.get_file(descriptor, tmp_path / "copy")
+    assert all(fault.hits == fault.times for fault in proxy.faults)
+    assert (tmp_path / "copy").read_bytes() == source.read_bytes()
+
+
+def test_a_byte_flipped_on_the_way_down_is_refused_and_a_rerun_completes(
+    store: Store, proxy: FaultProxy, source: Path, tmp_path: Path
+) -> None:
+    descriptor = store.put_blob(source, BYTES)
+    proxy.faults = [Fault("flip_answer", 1, is_read, after_bytes=1_000_000)]
+    with pytest.raises(IntegrityError, match="do not use it"):
+        store.get_file(descriptor, tmp_path / "copy")
+    assert sorted(os.listdir(tmp_path)) == ["source"]
+    store.get_file(descriptor, tmp_path / "copy")
+
+
+def test_a_network_that_damages_every_upload_stores_nothing(store: Store, proxy: FaultProxy, source: Path) -> None:
+    proxy.faults = [Fault("flip_request", 10_000, is_blob_write, after_bytes=100)]
+    with pytest.raises(IntegrityError, match="received other bytes than were sent"):
+        store.put_blob(source, BYTES)
+    with pytest.raises(IntegrityError, match="received other bytes than were sent"):
+        store.put_blob(b"x" * 1000, BYTES)
+    proxy.faults = []
+    assert store.list_names("blobs/") == []
+    assert store.get_bytes(store.put_blob(source, BYTES)) == source.read_bytes()
+
+
+def test_a_network_that_always_breaks_off_is_retryable_and_leaves_nothing(
+    store: Store, proxy: FaultProxy, source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    descriptor = store.put_blob(source, BYTES)
+    monkeypatch.setattr("longstraw_core.artifacts.s3_reader.TOTAL_ATTEMPTS", 2)
+    proxy.faults = [Fault("cut_answer", 10_000, is_read)]
+    with pytest.raises(Retryable, match="breaks off every time"):
+        store.get_file(descriptor, tmp_path / "copy")
+    assert sorted(os.listdir(tmp_path)) == ["source"]
+
+
+def kill_on(proxy: FaultProxy, child: list[int], matches: Callable[[bytes], bool], number: int) -> None:
+    """Kill the child process when its `number`th matching request arrives; the request goes nowhere."""
+    seen: list[bytes] = []
+
+    def request(line: bytes) -> None:
+        if matches(line):
+            seen.append(line)
+            if len(seen) == number:
+                time.sleep(0.3)  # what went before is answered
+                os.kill(child[0], signal.SIGKILL)
+                time.sleep(0.1)
+                raise EOFError
+
+    proxy.on_request = request
+
+
+def killed(proxy: FaultProxy, matches: Callable[[bytes], bool], number: int, work: Callable[[], object]) -> bool:
+    """Run work in a child that is killed at its `number`th matching request."""
+    child = [0]
+    kill_on(proxy, child, matches, number)
+    child[0] = start(work)
+    status = wait(child[0])
+    proxy.on_request = None
+    return status == -signal.SIGKILL
+
+
+def test_an_upload_that_was_killed_goes_on_where_it_stopped(uri: str, proxy: FaultProxy, source: Path) -> None:
+    assert killed(proxy, is_part, 3, lambda: open_store(uri).put_blob(source, BYTES))
+    store = open_store(uri)
+    assert store.list_names("blobs/") == []
+    before = parts_sent(proxy)
+    descriptor = store.put_blob(source, BYTES)
+    assert parts_sent(proxy) - before < 4
+    assert store.get_bytes(descriptor) == source.read_bytes()
+    assert verify_store(store).ok is False  # runs/here is no receipt
+    assert [fault.path for fault in verify_store(store).faults] == ["runs/here"]
+
+
+def test_parts_of_other_bytes_are_never_taken_over(uri: str, proxy: FaultProxy, seaweedfs_server: S3Server) -> None:
+    store = open_store(uri)
+    content = os.urandom(6 * MIB)
+    key = f"{uri.removeprefix('s3://artifacts/')}/blobs/sha256/{hashlib.sha256(content).hexdigest()}"
+    client = seaweedfs_server.client()
+    upload = client.create_multipart_upload(Bucket="artifacts", Key=key)["UploadId"]
+    client.upload_part(Bucket="artifacts", Key=key, UploadId=upload, PartNumber=1, Body=bytes(5 * MIB))
+    descriptor = store.put_blob(content, BYTES)
+    assert parts_sent(proxy) == 2
+    assert store.get_bytes(descriptor) == content
+
+
+def test_a_download_that_was_killed_leaves_no_destination_and_a_rerun_completes(
+    uri: str, proxy: FaultProxy, source: Path, tmp_path: Path
+) -> None:
+    descriptor = open_store(uri).put_blob(source, BYTES)
+    target = tmp_path / "target"
+    target.mkdir()
+    assert killed(proxy, is_read, 4, lambda: open_store(uri).get_file(descriptor, target / "copy"))
+    assert all(name.startswith(PARTIAL_PREFIX) for name in os.listdir(target))
+    clear_partials(target)
+    assert os.listdir(target) == []
+    open_store(uri).get_file(descriptor, target / "copy")
+    assert (target / "copy").read_bytes() == source.read_bytes()
+
+
+def test_a_stage_killed_between_its_last_blob_and_its_receipt_is_not_done_and_a_rerun_completes_it(
+    uri: str, proxy: FaultProxy, make_predicate
+) -> None:
+    def stage() -> None:
+        store = open_store(uri)
+        outputs = {"prompts": store.put_blob(b"prompts of a killed stage", BYTES)}
+        write_receipt(store, make_predicate("audit_data", 1, {}, outputs))
+
+    is_receipt: Callable[[bytes], bool] = lambda line: line.startswith(b"PUT") and b"receipt.json" in line  # noqa: E731
+    assert killed(proxy, is_receipt, 1, stage)
+    store = open_store(uri)
+    assert len(store.list_names("blobs/")) == 1
+    assert find_receipt(store, "demo", 1, "audit_data") is None
+    stage()
+    assert find_receipt(store, "demo", 1, "audit_data") is not None
+    assert verify_store(store, "demo").faults == []
+
+
+def test_two_writers_of_one_blob_both_succeed_while_a_reader_sees_it_whole_or_not_at_all(
+    uri: str, source: Path, tmp_path: Path
+) -> None:
+    store = open_store(uri)
+    content = source.read_bytes()
+    name = f"blobs/sha256/{hashlib.sha256(content).hexdigest()}"
+    writers = [start(lambda: open_store(uri).put_blob(source, BYTES)) for _ in range(2)]
+    sizes: set[int] = set()
+    with ThreadPoolExecutor(2) as pool:
+        ended = [pool.submit(wait, writer) for writer in writers]
+        while not all(future.done() for future in ended):
+            try:
+                sizes.add(store.measure(name).size)
+            except FileNotFoundError:
+                sizes.add(0)
+            time.sleep(0.05)
+    assert [future.result() for future in ended] == [0, 0]
+    assert sizes <= {0, len(content)}
+    assert store.list_names("blobs/") == [name]
+    assert store.measure(name).digest == f"sha256:{name.rpartition('/')[2]}"
+
+
+def test_a_full_disk_leaves_nothing_behind_and_the_same_command_succeeds_later(
+    store: Store, source: Path, tmp_path: Path
+) -> None:
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    mount = shutil.which("mount")
+    if mount is None or subprocess.run([mount, "-t", "tmpfs", "-o", "size=18m", "tmpfs", disk], check=False).returncode:
+        pytest.skip("this user may not mount a tmpfs")
+    try:
+        descriptor = store.put_blob(source, BYTES)
+        ballast = disk / "ballast"
+        ballast.write_bytes(bytes(4 * MIB))
+        with pytest.raises(Retryable, match="No space left on device; free some space"):
+            store.get_file(descriptor, disk / "copy")
+        assert os.listdir(disk) == ["ballast"]
+        ballast.unlink()
+        store.get_file(descriptor, disk / "copy")
+        assert (disk / "copy").read_bytes() == source.read_bytes()
+    finally:
+        subprocess.run([shutil.which("umount") or "umount", disk], check=True)
+
+
+def test_a_file_that_changes_while_it_is_stored_is_not_stored(store: Store, proxy: FaultProxy, source: Path) -> None:
+    def change(line: bytes) -> None:
+        if line.startswith(b"POST") and b"uploads" in line:
+            with source.open("r+b") as file:
+                file.seek(12 * MIB)
+                file.write(b"changed")
+
+    proxy.on_request = change
+    with pytest.raises(Retryable, match="changed while it was stored"):
+        store.put_blob(source, BYTES)
+    proxy.on_request = None
+    assert store.list_names("blobs/") == []
+    assert store.get_bytes(store.put_blob(source, BYTES)) == source.read_bytes()

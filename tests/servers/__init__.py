@@ -1,0 +1,1 @@
+"""Object-store servers on loopback that tests and benchmarks start from this project's own files."""
