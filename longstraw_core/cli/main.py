@@ -5,6 +5,7 @@ import click
 from longstraw_core import __version__
 from longstraw_core.cli.commands.compile import compile_command
 from longstraw_core.cli.commands.model import model_group
+from longstraw_core.cli.commands.rewards import rewards_group
 from longstraw_core.cli.commands.run import run_command
 from longstraw_core.cli.commands.schema import schema_command
 from longstraw_core.cli.commands.stage import stage_group
@@ -22,5 +23,5 @@ def main() -> None:
     """
 
 
-for _command in (run_command, compile_command, stage_group, verify_command, schema_command, model_group):
+for _command in (run_command, compile_command, stage_group, verify_command, schema_command, model_group, rewards_group):
     main.add_command(_command)

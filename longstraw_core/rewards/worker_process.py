@@ -38,7 +38,9 @@ def main(arguments: list[str]) -> int:
     try:
         answer = _math_task if arguments[1] == "math" else _plugin_task(arguments[2])
         if arguments[1] == "math":
-            importlib.import_module("longstraw_core.rewards.math_answers.symbolic")
+            from longstraw_core.rewards.math_answers.symbolic import warm_up
+
+            warm_up()
     except PluginRefused as error:
         reply({"refused": str(error)})
         return 0

@@ -58,13 +58,32 @@ class SamplingSpec(StrictModel):
 class RewardSpec(StrictModel):
     """How responses are scored."""
 
-    kind: Literal["dapo_math"] = "dapo_math"
+    kind: Literal["dapo_math", "math_verify", "python"] = "dapo_math"
+    """`dapo_math`: the published rule, bit for bit; `math_verify`: mathematical equality; `python`: your function."""
     variant: Literal["label", "strict_box"] = "label"
-    """`label`: the last `Answer:` line; `strict_box`: the last `\\boxed{}`, exact text."""
+    """Of `dapo_math`. `label`: the last `Answer:` line of the last 300 characters; `strict_box`: the last `\\boxed{}`
+    of the last 100, exact text."""
+    answer_format: Literal["any", "label", "box"] = "any"
+    """Of `math_verify`: what states the answer. `any`: the last labelled or boxed value, or a text that is nothing but
+    a value; `label`: `Answer:` only; `box`: `\\boxed{}` only."""
+    truncated: Literal["score", "no_answer"] = "score"
+    """What a response that reached the length limit gets: scored like any other, or −1 with status `no_answer`."""
+    function: Annotated[str, Field(pattern=r"^[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*$")] | None = None
+    """Of `python`: `package.module:function`, importable where the stage runs."""
+    timeout_seconds: PositiveFloat = 3.0
+    """Longest time for one comparison of `math_verify` or one call of `function`, from the start of work."""
     overlong_max_tokens: PositiveCount | None = None
     """Length at which the soft overlong punishment reaches −1; None switches it off."""
     overlong_cache_tokens: PositiveCount | None = None
     """Width of the linear part before `overlong_max_tokens`."""
+
+    @model_validator(mode="after")
+    def _function_belongs_to_python(self) -> "RewardSpec":
+        if self.kind == "python" and self.function is None:
+            raise ValueError("kind python needs reward.function, for instance my_rewards.length:score")
+        if self.kind != "python" and self.function is not None:
+            raise ValueError(f"function is only for kind python, and kind is {self.kind}")
+        return self
 
     @model_validator(mode="after")
     def _overlong_complete(self) -> "RewardSpec":

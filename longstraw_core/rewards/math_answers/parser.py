@@ -174,14 +174,19 @@ class _Parser:
         """Parse `{…}` or one symbol, as LaTeX reads the argument of a command; digits of a number stay together."""
         if self._peek().kind == "{":
             return self._braced()
+        if self._peek().kind == "number":
+            return number(self._take().value)
         return self._atom()
 
     def _short_argument(self) -> Node:
         """Parse `{…}` or one character: `\\frac12` is 1/2."""
         token = self._peek()
-        if token.whole and len(token.text) > 1:
+        if token.whole:
             rest = token.text[1:]
-            self._tokens[self._next] = Token("number", rest, Fraction(int(rest)))
+            if rest:
+                self._tokens[self._next] = Token("number", rest, Fraction(int(rest)))
+            else:
+                self._take()
             return number(int(token.text[0]))
         return self._argument()
 
@@ -190,7 +195,11 @@ class _Parser:
         self._enter()
         value = self._relation()
         if self._peek().kind in _SEPARATORS:
-            raise Unreadable("a list in braces")
+            # plain braces around several values are meant as a set
+            self._take()
+            others, _ = self._items(frozenset(("}",)))
+            self._leave()
+            return Node("list", (value, *others), "{}")
         self._expect("}")
         self._leave()
         return value

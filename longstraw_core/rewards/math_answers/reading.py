@@ -33,6 +33,7 @@ _REMARK = re.compile(
     r" (?:since|because|as|which|where|so|when|hence|thus|if|after|from|by|for|with|--?) |\\because|✓|✔|■|□|\\blacksquare|\\square"
 )
 _LEAD_IN = re.compile(r"^[A-Za-z][A-Za-z ,'\-]{0,120}?(?: (?:is|are|equals|be|gives)|:)(?: exactly)?:? +(?=\S)")
+_NO_TRUTHS = frozenset(("nan", "null", "n/a", "na", "tbd", "todo", "unknown"))
 _WORDS_ONLY = re.compile(r"\(?[A-Za-z][A-Za-z'\- ]{0,80}\)?")
 
 
@@ -89,13 +90,15 @@ def read_truth(text: str) -> Reading:
     cleaned = clean(text)
     if not cleaned:
         raise Unreadable("is empty")
+    if cleaned.casefold() in _NO_TRUTHS:
+        raise Unreadable("is a mark for a missing value")
     try:
         return Reading(cleaned, parse_value(cleaned))
     except Unreadable:
         bare = without_unit(cleaned)
         if bare is not None:
             return bare
-        if _WORDS_ONLY.fullmatch(cleaned) and cleaned.casefold() not in ("nan", "null", "tbd", "unknown", "undefined value"):
+        if _WORDS_ONLY.fullmatch(cleaned):
             return Reading(cleaned, None)
         raise
 
