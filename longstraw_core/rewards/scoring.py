@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import lru_cache
 from typing import Protocol
 
 from longstraw_core.rewards import dapo_math
@@ -119,6 +120,7 @@ def _score(rollout: Rollout, verdict: Verdict, reward: RewardSpec) -> Score:
 def truth_check(reward: RewardSpec) -> Callable[[str], str | None]:
     """Return the function that says why the scorer cannot use a ground truth (None: it can)."""
 
+    @lru_cache(maxsize=1 << 16)
     def check(ground_truth: str) -> str | None:
         if reward.kind == "dapo_math":
             return dapo_math.truth_problem(ground_truth, reward.variant)

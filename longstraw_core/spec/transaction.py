@@ -8,6 +8,8 @@ from longstraw_core.spec.model import Count, FiniteFloat, PositiveCount, Sha256,
 from longstraw_core.spec.receipts import GradientMode
 
 Family = Literal["qwen3_5_text"]
+Policy = Literal["fail", "drop", "keep"]
+"""What happens to the rows that have a certain problem."""
 TargetPreset = Literal["attention", "attention+mlp", "all"]
 PositiveFloat = Annotated[FiniteFloat, Field(gt=0.0)]
 UnitFloat = Annotated[FiniteFloat, Field(ge=0.0, lt=1.0)]
@@ -37,12 +39,25 @@ class DataSpec(StrictModel):
     """Where prompts come from."""
 
     path: Annotated[str, Field(min_length=1)]
-    """JSONL file of DAPO-style rows; relative to the specification file."""
+    """JSONL or Parquet file of DAPO-style rows; relative to the specification file."""
     prompts_per_transaction: PositiveCount = 1
     max_prompt_tokens: PositiveCount | None = None
     """Longest prompt accepted after the chat template; None means what the model's positions allow."""
     duplicates: Literal["fail", "drop", "keep"] = "drop"
-    """What to do with rows that repeat an earlier prompt with the same ground truth."""
+    """What to do with rows that repeat an earlier prompt with the same ground truth. As for all policies below:
+    `fail` refuses the file and names the rows, `drop` leaves the rows out and counts them, `keep` uses and counts them.
+    A policy without `keep` is about rows that nobody could train on."""
+    conflicting_truths: Policy = "fail"
+    """Prompts that occur with different ground truths; `drop` leaves out every row of such a prompt, `keep` makes
+    each different ground truth a row of its own."""
+    bad_truths: Literal["fail", "drop"] = "fail"
+    """Ground truths that are empty or that the scorer cannot read."""
+    too_long_prompts: Literal["fail", "drop"] = "fail"
+    """Prompts longer than the limit after the chat template."""
+    wrong_types: Literal["fail", "drop"] = "fail"
+    """Rows that are not JSON, and fields that are missing or of the wrong type."""
+    control_characters: Policy = "fail"
+    """Control characters other than tab and line ends in prompts, ground truths and sources."""
     shuffle: bool = True
 
 

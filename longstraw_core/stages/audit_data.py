@@ -5,9 +5,10 @@ from pathlib import Path
 from longstraw_core.artifacts.external import describe_external_file, describe_external_tree
 from longstraw_core.rewards.audit import audit_rows
 from longstraw_core.rewards.prompt_tokens import load_prompt_tokenizer, prompt_token_limit, read_model_limits
-from longstraw_core.rewards.scoring import truth_check
+from longstraw_core.rewards.row_sources import is_parquet
+from longstraw_core.rewards.scoring import check_reward, truth_check
 from longstraw_core.spec import DataRefused, IntegrityError, canonical_json
-from longstraw_core.spec.descriptors import MEDIA_TYPE_JSON, MEDIA_TYPE_JSON_LINES
+from longstraw_core.spec.descriptors import MEDIA_TYPE_JSON, MEDIA_TYPE_JSON_LINES, MEDIA_TYPE_PARQUET
 from longstraw_core.stages.context import DATA_INPUT, SNAPSHOT_INPUT, StageContext, StageResult
 from longstraw_core.stages.snapshot import check_snapshot
 
@@ -32,6 +33,7 @@ def execute(context: StageContext) -> StageResult:
             f"{snapshot} is {model_snapshot.digest}; an adapter fits only the model it was trained on"
         )
     limits = read_model_limits(snapshot)
+    check_reward(spec.reward)
     with context.phase("audit rows"):
         audit = audit_rows(
             rows,
@@ -43,7 +45,7 @@ def execute(context: StageContext) -> StageResult:
             vocabulary=limits.vocabulary,
             check_truth=truth_check(spec.reward),
         )
-    data_file = describe_external_file(rows, MEDIA_TYPE_JSON_LINES)
+    data_file = describe_external_file(rows, MEDIA_TYPE_PARQUET if is_parquet(rows) else MEDIA_TYPE_JSON_LINES)
     if data_file.digest != audit.report.data_digest:
         raise DataRefused(f"{rows}: changed while it was read; run again when nothing writes to it")
     previous = context.previous_receipt("audit_data")
@@ -60,6 +62,9 @@ def execute(context: StageContext) -> StageResult:
             "data/rows": float(report.rows),
             "data/eligible": float(report.eligible),
             "data/duplicates_dropped": float(report.duplicates_dropped),
+            "data/conflicting_prompts": float(report.conflicting_prompts),
+            **{f"data/dropped/{finding.kind}": float(finding.dropped) for finding in report.findings},
+            "data/position": float(report.position),
             "data/epoch": float(report.epoch),
             "prompts/count": float(len(audit.prompts)),
             "prompts/mean_length": sum(len(prompt.token_ids) for prompt in audit.prompts) / len(audit.prompts),
