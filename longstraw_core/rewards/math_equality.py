@@ -28,6 +28,8 @@ MAX_LIBRARY_LITERAL = 10_000
 
 _NOT_FOR_LIBRARY = re.compile(r"(?<![\\A-Za-z{])[A-Za-z]{4,}|_{2}|[\"'`#@?]")
 """Words and program text."""
+_ENDLESS = re.compile(r"\\(?:sum|prod|i*nt|oint|lim)(?![A-Za-z])")
+"""What a response could make the library compute for as long as it likes; done only where the ground truth does it."""
 _MEANINGLESS_BLANK = re.compile(r"\s+(?![0-9A-Za-z.])|(?<![0-9A-Za-z.])\s+")
 
 
@@ -122,13 +124,21 @@ class MathScorer:
     def _read_truth(self, ground_truth: str) -> Reading | str:
         try:
             reading = read_truth(ground_truth)
-            if reading.node is not None:
-                same_answer(reading.node, reading.node)
-            return reading
         except OverLimit:
             return Reading(clean(ground_truth), None)
         except Unreadable as error:
-            problem = str(error)
+            return self._outside_grammar(ground_truth, str(error))
+        try:
+            if reading.node is not None:
+                same_answer(reading.node, reading.node)
+        except OverLimit:
+            pass  # it can still be met in the same form
+        except Unreadable as error:
+            return f"is not one mathematical value: {error}"
+        return reading
+
+    def _outside_grammar(self, ground_truth: str, problem: str) -> Reading | str:
+        """Accept what our grammar does not know and math-verify reads."""
         try:
             text = clean(ground_truth)
         except Unreadable as error:
@@ -171,7 +181,7 @@ def _decided_here(value: str, truth: Reading, *, bare: bool) -> _Decision:
         return _Decision(False, "timeout", "over_limit")
     except Unreadable:
         return _undecided_text(value, truth)
-    if _compact(answer.text) == _compact(truth.text):
+    if _compact(answer.text) == _compact(truth.text) or (answer.node is not None and answer.node == truth.node):
         rule = "same_form" if answer.node is None or truth.node is None else _rule_of(answer, truth)
         rule = rule if rule in ("integer", "rational") else "same_form"
         return _Decision(True, "ok", rule, canonical_text(answer))
@@ -230,20 +240,22 @@ def _undecided_text(value: str, truth: Reading) -> _Decision:
     if _compact(text) == _compact(truth.text):
         return _Decision(True, "ok", "same_form", _shown(text))
     try:
-        if not _for_library(text) or not _for_library(truth.text):
+        if not _for_library(text) or not _for_library(truth.text, needs_command=False):
             return _Decision(False, "no_answer", "unreadable")
+        if _ENDLESS.search(text) and not _ENDLESS.search(truth.text):
+            raise OverLimit("an answer that leaves a sum, product, integral or limit to the reader")
     except OverLimit:
         return _Decision(False, "timeout", "over_limit", _shown(text))
     return _Decision(False, "timeout", "undecided", open=(truth.text, text))
 
 
-def _for_library(text: str) -> bool:
+def _for_library(text: str, *, needs_command: bool = True) -> bool:
     """Whether a text may be handed to math-verify: LaTeX without prose, short, and with small numbers only.
 
     Raises:
         OverLimit: it may, but for a number so large that the library would try to compute with it for minutes.
     """
-    if len(text) > 400 or "\\" not in text or _NOT_FOR_LIBRARY.search(text) or text.count("^") > 8:
+    if len(text) > 400 or (needs_command and "\\" not in text) or _NOT_FOR_LIBRARY.search(text) or text.count("^") > 8:
         return False
     depth = deepest = 0
     for character in text:

@@ -150,6 +150,8 @@ class _Parser:
                         raise Unreadable("more than two powers without braces")
             elif kind == "!":
                 self._take()
+                if self._peek().kind == "!":
+                    raise Unreadable("two factorial signs")
                 value = Node("factorial", (value,))
             elif kind == "°":
                 self._take()

@@ -217,7 +217,7 @@ def _without_full_stop(text: str) -> str:
     while text.endswith("\\\\"):
         text = text[:-2].rstrip(" ")
     while text and text[-1] in ".,;:!" and not text.endswith(("\\,", "\\;", "\\:", "\\!")):
-        if text[-1] == "!" and re.search(r"[0-9A-Za-z)}]!$", text):
+        if text[-1] == "!" and re.search(r"[0-9A-Za-z)}!]!$", text):
             break
         text = text[:-1].rstrip(" ")
     return text
