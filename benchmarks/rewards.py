@@ -23,10 +23,50 @@ from resource import RUSAGE_CHILDREN, getrusage
 
 LIMIT_SECONDS = 60.0
 WORDS_PER_TOKEN = 0.75
-WORDS = (
-    "hence so we get the sum of both sides and then since x is positive it follows that $a_n = 3n + 1$ for all n "
-    "let me check this again with n = 4 \\frac{1}{2} which gives 13 as before therefore"
-).split()
+WORDS = [
+    "hence",
+    "so",
+    "we",
+    "get",
+    "the",
+    "sum",
+    "of",
+    "both",
+    "sides",
+    "and",
+    "then",
+    "since",
+    "x",
+    "is",
+    "positive",
+    "it",
+    "follows",
+    "that",
+    "$a_n",
+    "=",
+    "3n",
+    "+",
+    "1$",
+    "for",
+    "all",
+    "n",
+    "let",
+    "me",
+    "check",
+    "this",
+    "again",
+    "with",
+    "n",
+    "=",
+    "4",
+    "\\frac{1}{2}",
+    "which",
+    "gives",
+    "13",
+    "as",
+    "before",
+    "therefore",
+]
 HOSTILE = (
     lambda n: f"Answer: $9^{{9^{{9^{{{n}}}}}}}$",
     lambda n: f"Answer: 9**9**{n}",

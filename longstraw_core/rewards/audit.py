@@ -407,7 +407,9 @@ def _check_ids(ids: list[int], token_limit: int, vocabulary: int) -> None:
     outside = next((token for token in ids if not 0 <= token < vocabulary), None)
     if outside is not None:
         what = f"token id {outside} is outside the model's vocabulary of {vocabulary}"
-        raise RowRefused([RowProblem("prompt", what, "use the tokenizer that belongs to the model snapshot", "unusable")])
+        raise RowRefused(
+            [RowProblem("prompt", what, "use the tokenizer that belongs to the model snapshot", "unusable")]
+        )
 
 
 def _distribution(lengths: list[int]) -> TokenDistribution:

@@ -189,15 +189,14 @@ def _decided_here(value: str, truth: Reading, *, bare: bool) -> _Decision:
         return _words(answer, truth)
     canonical = canonical_text(answer)
     try:
-        for answer, truth in _pairings(answer, truth):  # noqa: B020
-            if answer.node is None or truth.node is None:
+        for ours, wanted in _pairings(answer, truth):
+            if ours.node is None or wanted.node is None:
                 continue
-            outcome = same_answer(truth.node, answer.node)
+            outcome = same_answer(wanted.node, ours.node)
             if outcome:
-                return _Decision(True, "ok", _rule_of(answer, truth), canonical_text(answer))
+                return _Decision(True, "ok", _rule_of(ours, wanted), canonical_text(ours))
             if outcome is None:
-                open_pair = (truth.text, answer.text)
-                return _Decision(False, "timeout", "undecided", canonical_text(answer), open_pair)
+                return _Decision(False, "timeout", "undecided", canonical_text(ours), (wanted.text, ours.text))
     except OverLimit:
         return _Decision(False, "timeout", "over_limit", canonical)
     except Unreadable:

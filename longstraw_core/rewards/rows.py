@@ -13,7 +13,13 @@ NOT_TEXT = re.compile("[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\ud800-\udfff]")
 HALF_PAIR = re.compile("[\ud800-\udfff]")
 """No encoding has these: they are never text, whatever the policy."""
 ProblemKind = Literal[
-    "wrong_types", "bad_truths", "control_characters", "too_long_prompts", "duplicates", "conflicting_truths", "unusable"
+    "wrong_types",
+    "bad_truths",
+    "control_characters",
+    "too_long_prompts",
+    "duplicates",
+    "conflicting_truths",
+    "unusable",
 ]
 """Kinds are called like the policies of `data` that decide about them; `unusable` is always fatal."""
 INDEX_AS_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")

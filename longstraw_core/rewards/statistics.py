@@ -167,6 +167,4 @@ def _agreement(
 
 
 def _scorer_verdict(verdict: Verdict) -> ScorerVerdict:
-    return ScorerVerdict(
-        correct=verdict.correct, status=verdict.status, extracted=verdict.extracted, rule=verdict.rule
-    )
+    return ScorerVerdict(correct=verdict.correct, status=verdict.status, extracted=verdict.extracted, rule=verdict.rule)

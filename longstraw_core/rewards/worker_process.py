@@ -124,7 +124,9 @@ def checked_result(result: Any) -> Mapping[str, Any]:
     fields = {"score": result} if not isinstance(result, Mapping) else dict(result)
     unknown = sorted(set(fields) - {"score", "correct", "extracted", "rule"})
     if unknown:
-        raise TypeError(f"the plug-in returned the unknown key {unknown[0]!r}; allowed: score, correct, extracted, rule")
+        raise TypeError(
+            f"the plug-in returned the unknown key {unknown[0]!r}; allowed: score, correct, extracted, rule"
+        )
     score = fields.get("score")
     if isinstance(score, bool) or not isinstance(score, int | float) or not math.isfinite(score):
         raise TypeError(f"the plug-in returned the score {str(score)[:40]!r}; return a finite number")

@@ -60,9 +60,7 @@ def test_nothing_is_found_with_the_reason(response: str, why: str) -> None:
     assert (found.values, found.rule) == ((), why)
 
 
-@pytest.mark.parametrize(
-    ("answer_format", "values"), [("any", ("4",)), ("label", ("3",)), ("box", ("4",))]
-)
+@pytest.mark.parametrize(("answer_format", "values"), [("any", ("4",)), ("label", ("3",)), ("box", ("4",))])
 def test_the_format_decides_what_states_an_answer(answer_format: AnswerFormat, values: tuple[str, ...]) -> None:
     assert final_answer("Answer: 3\n\nHence we get \\boxed{4}", answer_format).values == values
     assert final_answer("42", answer_format).values == (("42",) if answer_format == "any" else ())

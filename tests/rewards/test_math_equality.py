@@ -49,7 +49,8 @@ EQUAL = [
     ("5 m", "5"), ("x = 5", "5"), ("5", "x=5"), ("m+n=5", "5"), ("2 + 3 = 5", "5"), ("$f(x)=x+1$", "x+1"),
     ("$\\frac{1}{3} \\approx 0.333$", "1/3"), ("$2\\frac{2}{3}$", "\\frac83"), ("-3 1/2", "-3.5"), ("3½", "7/2"),
     ("½", "0.5"), ("0.1\\overline{6}", "1/6"), ("0.(142857)", "1/7"), ("`42`", "42"), ('"42"', "42"), ("42</s>", "42"),
-    ("42<|eot_id|>", "42"), ("\\[ 42 \\]", "42"), ("*42*", "42"), ("$\\textbf{42}$", "42"), ("\\boxed{\\boxed{7}}", "7"),
+    ("42<|eot_id|>", "42"), ("\\[ 42 \\]", "42"), ("*42*", "42"),
+    ("$\\textbf{42}$", "42"), ("\\boxed{\\boxed{7}}", "7"),
     ("The total number of ways is 42.", "42"), ("42, because 6*7=42", "42"), ("$42$ (mod $100$)", "42"),
     ("$0.75 = \\frac{3}{4}$", "3/4"), ("42 or 42", "42"), ("$\\sqrt{8}$", "2\\sqrt2"), ("√8", "2\\sqrt{2}"),
     ("$\\frac{1}{\\sqrt2}$", "\\frac{\\sqrt{2}}{2}"), ("$\\frac{1}{1+\\sqrt2}$", "\\sqrt2-1"), ("2^3^2", "512"),
@@ -67,7 +68,8 @@ DIFFERENT = [
     ("12,34", "1234"), ("1,2,3", "123"), ("4 2", "42"), ("3 4", "34"), ("$3$ $4$", "34"), ("25", "0.25"), ("25%", "25"),
     ("5x", "5"), ("5 x", "5"), ("12 cm", "12 m"), ("2 + 4 = 5", "5"), ("0.\\overline{6}", "0.6"), ("2 2/3", "2"),
     ("15 or 16", "15"), ("15 or 16", "16"), ("$\\frac{1}{21!}$", "\\frac{1}{20!}"), ("1", "\\{2,1\\}"), ("1", "1,2"),
-    ("(2,1)", "(1,2)"), ("$(1,2)$", "[1,2]"), ("3x - y + 13 = 0", "0"), ("1, 2, 3", "1,2"), ("$\\{1,2\\}$", "\\{1,2,3\\}"),
+    ("(2,1)", "(1,2)"), ("$(1,2)$", "[1,2]"), ("3x - y + 13 = 0", "0"), ("1, 2, 3", "1,2"),
+    ("$\\{1,2\\}$", "\\{1,2,3\\}"),
     ("$\\pm 2$", "2"), ("$2\\pi$", "6.28"), ("6.283185307", "2\\pi"), ("≈ 0.33", "1/3"), ("about 42", "42"),
     ("not 42", "42"), ("42. Or maybe 24.", "42"), ("7 or more", "7"), ("5 apples and 3 pears", "5"), ("7-", "7"),
     ("$\\frac{0}{0}$", "0"), ("1/0", "0"), ("-∞", "\\infty"), ("∞", "0"), ("odd", "even"), ("forty-two", "42"),
@@ -96,7 +98,8 @@ def test_a_bad_ground_truth_is_an_error_of_the_row(math_scorer: MathScorer, trut
 
 
 TOO_LARGE = ["$9^{9^{9^{9}}}$", "9**9**9", "$99999!$", "$10^{10}!$", "$\\binom{1000000000}{500000000}$",
-             "$\\int_0^1 \\sin(x^2) e^{x^3} dx$", "$\\sum_{k=1}^{1000000000} \\frac{1}{k}$", "$2^{999999}-2^{999999}+9$"]  # fmt: skip
+             "$\\int_0^1 \\sin(x^2) e^{x^3} dx$", "$\\sum_{k=1}^{1000000000} \\frac{1}{k}$",
+             "$2^{999999}-2^{999999}+9$"]  # fmt: skip
 HOSTILE = [
     stated("(" * 3000 + "1" + ")" * 3000),
     stated("9" * 200_000),
@@ -173,7 +176,9 @@ def test_it_works_off_the_main_thread_and_leaves_the_callers_alarm_alone() -> No
 def test_a_comparison_that_does_not_end_is_killed_at_its_deadline_and_the_next_one_is_scored() -> None:
     slow = "$\\sum_{k=1}^{9998} \\frac{1}{k}$"
     with MathScorer(deadline_seconds=2.0, workers=1) as scorer:
-        first, second = scorer.judge([(stated(slow), "\\sum_{k=1}^{9999} \\frac{1}{k}"), (stated("$\\cos(\\pi/3)$"), "1/2")])
+        first, second = scorer.judge(
+            [(stated(slow), "\\sum_{k=1}^{9999} \\frac{1}{k}"), (stated("$\\cos(\\pi/3)$"), "1/2")]
+        )
     assert (first.correct, first.status, first.rule) == (False, "timeout", "math_verify:deadline")
     assert (second.correct, second.status) == (True, "ok")
 

@@ -18,7 +18,8 @@ fractions = st.builds(Fraction, st.integers(-(10**6), 10**6), denominators)
 MINUS = st.sampled_from(["-", "−", "– ", "- "])
 SPACING = st.sampled_from(["", " ", "\\,", "\\;", "\\!", "~", "\\quad ", "\\ "])
 WRAPS = st.sampled_from(
-    ["{}", "${}$", "$${}$$", "\\({}\\)", "\\[{}\\]", "**{}**", "`{}`", "\\boxed{{{}}}", "$\\boxed{{{}}}$", "{}.", "${}$.",
+    ["{}", "${}$", "$${}$$", "\\({}\\)", "\\[{}\\]", "**{}**", "`{}`", "\\boxed{{{}}}", "$\\boxed{{{}}}$", "{}.",
+     "${}$.",
      "{}<|im_end|>", "*{}*", " {} ", "\\text{{{}}}", "$\\displaystyle {}$", "x = {}", "= {}"]
 )  # fmt: skip
 LABELS = st.sampled_from(
@@ -120,7 +121,9 @@ def test_percent(digits: int, places: int) -> None:
 
 
 @QUICK
-@given(st.integers(1000, 10**12), st.sampled_from([",", "{,}", "\\,", "\\ ", "\u2009", "\u202f", "\u00a0", " ", ",\\!"]))
+@given(
+    st.integers(1000, 10**12), st.sampled_from([",", "{,}", "\\,", "\\ ", "\u2009", "\u202f", "\u00a0", " ", ",\\!"])
+)
 def test_thousands_separators_stand_between_groups_of_three(number: int, separator: str) -> None:
     right(grouped(number, separator), str(number))
     right(f"${grouped(number, separator)}$", str(number))
@@ -196,7 +199,9 @@ def test_units_are_left_out(number: int, unit: str) -> None:
 
 
 @QUICK
-@given(fractions, fractions, st.sampled_from(["()", "[]", "(]", "[)"]), st.sampled_from(["()", "[]", "(]", "[)"]), SPACING)
+@given(
+    fractions, fractions, st.sampled_from(["()", "[]", "(]", "[)"]), st.sampled_from(["()", "[]", "(]", "[)"]), SPACING
+)
 def test_intervals(low: Fraction, high: Fraction, brackets: str, others: str, space: str) -> None:
     interval = f"{brackets[0]}{latex(low)},{latex(high)}{brackets[1]}"
     right(f"$\\left{brackets[0]}{low},{space}{high}\\right{brackets[1]}$", interval)
@@ -261,9 +266,12 @@ def test_no_text_at_all_makes_it_fail(text: str, truth: int) -> None:
 
 
 FRAGMENTS = st.lists(
-    st.sampled_from(["1", "42", "\\frac", "{", "}", "(", ")", "[", "]", "\\sqrt", "^", "_", "!", "%", "\\left", "\\{", "\\}",
-                     "|", ",", "=", "<", "-", "+", "\\pm", "\\cup", "x", "e", "i", "\\pi", "\\infty", "°", "/", "*", ":", "&",
-                     "\\\\", "\\begin{pmatrix}", "\\end{pmatrix}", "\\sin", "\\log", "'", "$", "\\boxed{", " ", "\\text{", "0"]),
+    st.sampled_from(["1", "42", "\\frac", "{", "}", "(", ")", "[", "]", "\\sqrt", "^", "_", "!", "%", "\\left", "\\{",
+                     "\\}",
+                     "|", ",", "=", "<", "-", "+", "\\pm", "\\cup", "x", "e", "i", "\\pi", "\\infty", "°", "/", "*", ":",
+                     "&",
+                     "\\\\", "\\begin{pmatrix}", "\\end{pmatrix}", "\\sin", "\\log", "'", "$", "\\boxed{",
+                     " ", "\\text{", "0"]),
     max_size=40,
 )  # fmt: skip
 

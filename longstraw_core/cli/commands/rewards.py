@@ -112,7 +112,8 @@ def score_command(
 
 
 @rewards_group.command(
-    "explain", epilog='Example: longstraw rewards explain --kind math_verify --ground-truth 0.75 --response "Answer: 3/4"'
+    "explain",
+    epilog='Example: longstraw rewards explain --kind math_verify --ground-truth 0.75 --response "Answer: 3/4"',
 )
 @click.option("--response", help="The response's text.")
 @click.option("--ground-truth", help="The text it is compared with.")
@@ -146,9 +147,7 @@ def explain_command(
         console().print(make_table(("", ""), [(name, _printable(value)) for name, value in steps.items()]))
 
 
-def _reward(
-    kind: str, variant: str, answer_format: str, plug_in: str | None, timeout_seconds: float
-) -> RewardSpec:
+def _reward(kind: str, variant: str, answer_format: str, plug_in: str | None, timeout_seconds: float) -> RewardSpec:
     try:
         return RewardSpec.model_validate(
             {

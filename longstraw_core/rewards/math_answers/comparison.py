@@ -86,7 +86,9 @@ class _Comparison:
     def _lists(self, truth: Node, answer: Node) -> Outcome:
         if truth.operation != "list":
             # several values for one: right only if each of them is the one (`1/2, 0.5`)
-            return _all(self.same(truth, part) for part in answer.parts) if answer.name == "" and answer.parts else False
+            return (
+                _all(self.same(truth, part) for part in answer.parts) if answer.name == "" and answer.parts else False
+            )
         if answer.operation != "list":
             return _all(self.same(part, answer) for part in truth.parts) if truth.name == "" and truth.parts else False
         names = {truth.name, answer.name}

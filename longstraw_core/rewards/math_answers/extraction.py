@@ -100,12 +100,10 @@ def final_answer(response: str, answer_format: AnswerFormat = "any") -> FinalAns
 def _after_thinking(response: str) -> str | None:
     if "think" not in response and "THINK" not in response and "Think" not in response:
         return response
-    last = None
-    for last in _THINK.finditer(response):
-        pass
-    if last is None:
+    marks = list(_THINK.finditer(response))
+    if not marks:
         return response
-    return response[last.end() :] if last[1] else None
+    return response[marks[-1].end() :] if marks[-1][1] else None
 
 
 def _boxes(text: str) -> list[_Box]:
@@ -158,7 +156,11 @@ def _labels(text: str, *, soft: bool) -> list[tuple[int, int]]:
             place = text.find(word, end)
             if word != "答案":
                 start -= 1
-                if start < 0 or text[start] not in "aA" or (start and text[start - 1].isascii() and text[start - 1].isalpha()):
+                if (
+                    start < 0
+                    or text[start] not in "aA"
+                    or (start and text[start - 1].isascii() and text[start - 1].isalpha())
+                ):
                     continue
                 if end < len(text) and text[end].isascii() and text[end].isalpha():
                     continue

@@ -87,7 +87,9 @@ def proportional(first: Value, second: Value) -> bool | None:
 
 
 def _mixes_e_and_pi(*values: Value) -> bool:
-    names = {name for value in values for part in (value.top, value.bottom) for monomial in part for name, _ in monomial}
+    names = {
+        name for value in values for part in (value.top, value.bottom) for monomial in part for name, _ in monomial
+    }
     return {"e", "\\pi"} <= names
 
 

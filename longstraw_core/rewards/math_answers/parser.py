@@ -12,9 +12,41 @@ from longstraw_core.rewards.math_answers.tokens import FUNCTIONS, Token, tokeniz
 RELATIONS = frozenset(("=", "<", ">", "\\le", "\\ge", "\\ne", "\\in", "\\approx"))
 _SEPARATORS = frozenset((",", ";", "\\or", "\\and"))
 _GREEK = frozenset(
-    "\\alpha \\beta \\gamma \\delta \\epsilon \\varepsilon \\zeta \\eta \\theta \\vartheta \\kappa \\lambda \\mu \\nu "
-    "\\xi \\rho \\sigma \\tau \\phi \\varphi \\chi \\psi \\omega \\Gamma \\Delta \\Theta \\Lambda \\Sigma \\Phi \\Psi "
-    "\\Omega \\ell \\pi".split()
+    [
+        "\\alpha",
+        "\\beta",
+        "\\gamma",
+        "\\delta",
+        "\\epsilon",
+        "\\varepsilon",
+        "\\zeta",
+        "\\eta",
+        "\\theta",
+        "\\vartheta",
+        "\\kappa",
+        "\\lambda",
+        "\\mu",
+        "\\nu",
+        "\\xi",
+        "\\rho",
+        "\\sigma",
+        "\\tau",
+        "\\phi",
+        "\\varphi",
+        "\\chi",
+        "\\psi",
+        "\\omega",
+        "\\Gamma",
+        "\\Delta",
+        "\\Theta",
+        "\\Lambda",
+        "\\Sigma",
+        "\\Phi",
+        "\\Psi",
+        "\\Omega",
+        "\\ell",
+        "\\pi",
+    ]
 )
 _COMMANDS_OF_ATOMS = frozenset(("\\frac", "\\sqrt", "\\cbrt", "\\binom", "\\infty", "\\emptyset", "\\{"))
 _STARTS_ATOM = frozenset(("(", "{", "letter", *_COMMANDS_OF_ATOMS, *_GREEK, *("\\" + name for name in FUNCTIONS)))

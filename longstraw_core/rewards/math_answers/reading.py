@@ -9,8 +9,8 @@ from longstraw_core.rewards.math_answers.parser import parse_value
 from longstraw_core.rewards.math_answers.tokens import clean
 
 _UNITS = (
-    "mm cm dm km m in ft yd mi mg kg g t s ms min h hr hrs d wk yr ml mL cl L l N J kJ W kW V A Hz Pa K mol rad deg mph "
-    "kmh kph USD EUR pts"
+    "mm cm dm km m in ft yd mi mg kg g t s ms min h hr hrs d wk yr ml mL cl L l N J kJ W kW V A Hz Pa K mol rad deg "
+    "mph kmh kph USD EUR pts"
 )
 _UNIT = rf"(?:{'|'.join(sorted(_UNITS.split(), key=len, reverse=True))})"
 _POWER = r"(?: ?\^ ?\{?[23]\}?|[23])?"
@@ -18,7 +18,8 @@ _WORD = r"[A-Za-z][A-Za-z'\-]{2,30}"
 _UNIT_TAIL = re.compile(
     rf"(?<=[0-9)}}\]]) ?{_UNIT}{_POWER}(?: ?/ ?{_UNIT}{_POWER})?$"
     r"|(?<=[0-9A-Za-z)}\]]) ?°(?: ?[CF])?$"
-    rf"|(?<=[0-9A-Za-z)}}\]%°]) (?:{_UNIT}|of|{_WORD}){_POWER}(?: ?/ ?{_UNIT}{_POWER})?(?: (?:{_UNIT}|of|per|in|on|at|a|an|to|{_WORD}){_POWER}){{0,4}}$"
+    rf"|(?<=[0-9A-Za-z)}}\]%°]) (?:{_UNIT}|of|{_WORD}){_POWER}(?: ?/ ?{_UNIT}{_POWER})?"
+    rf"(?: (?:{_UNIT}|of|per|in|on|at|a|an|to|{_WORD}){_POWER}){{0,4}}$"
 )
 _UNIT_HEAD = re.compile(r"^(?:US|USD|EUR|Rs\.?) ?(?=[0-9])")
 _CONTRADICTS = re.compile(
@@ -30,7 +31,8 @@ _CONTRADICTS = re.compile(
 )
 _REMARK = re.compile(
     r" ?\((?=[^()]{0,200}[A-Za-z]{3})(?!\\)|[,;:] (?=[A-Za-z]{2,})|\. (?=\S)|"
-    r" (?:since|because|as|which|where|so|when|hence|thus|if|after|from|by|for|with|--?) |\\because|✓|✔|■|□|\\blacksquare|\\square"
+    r" (?:since|because|as|which|where|so|when|hence|thus|if|after|from|by|for|with|--?) |\\because|✓|✔"
+    r"|■|□|\\blacksquare|\\square"
 )
 _LEAD_IN = re.compile(r"^[A-Za-z][A-Za-z ,'\-]{0,120}?(?: (?:is|are|equals|be|gives)|:)(?: exactly)?:? +(?=\S)")
 _NO_TRUTHS = frozenset(("nan", "null", "n/a", "na", "tbd", "todo", "unknown"))

@@ -93,7 +93,11 @@ def _expression(node: Node) -> Any:
     if operation == "power":
         return sympy.Pow(parts[0], parts[1])
     if operation == "root":
-        return sympy.real_root(parts[0], parts[1]) if parts[0].is_negative and parts[1].is_odd else parts[0] ** (1 / parts[1])
+        return (
+            sympy.real_root(parts[0], parts[1])
+            if parts[0].is_negative and parts[1].is_odd
+            else parts[0] ** (1 / parts[1])
+        )
     if operation == "factorial":
         return sympy.factorial(parts[0])
     if operation == "binomial":

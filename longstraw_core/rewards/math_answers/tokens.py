@@ -14,8 +14,35 @@ from longstraw_core.rewards.math_answers.limits import (
 )
 
 FUNCTIONS = frozenset(
-    "sin cos tan cot sec csc arcsin arccos arctan sinh cosh tanh ln log lg exp gcd lcm min max abs floor ceil det "
-    "Re Im arg".split()
+    [
+        "sin",
+        "cos",
+        "tan",
+        "cot",
+        "sec",
+        "csc",
+        "arcsin",
+        "arccos",
+        "arctan",
+        "sinh",
+        "cosh",
+        "tanh",
+        "ln",
+        "log",
+        "lg",
+        "exp",
+        "gcd",
+        "lcm",
+        "min",
+        "max",
+        "abs",
+        "floor",
+        "ceil",
+        "det",
+        "Re",
+        "Im",
+        "arg",
+    ]
 )
 _WORD_COMMANDS = {
     **{name: "\\" + name for name in FUNCTIONS},
@@ -54,7 +81,9 @@ _IGNORED = re.compile(
     r"|scriptstyle|limits|nolimits|mathstrut|strut|phantom\{\})(?![A-Za-z])\s*\.?(?![0-9])"
     r"|\\!"
 )
-_SPACES = re.compile(r"(?<!\\)\\(?:[,;: >]|q?quad(?![A-Za-z])|enspace(?![A-Za-z])|thinspace(?![A-Za-z])|hspace\{[^{}]*\})|~")
+_SPACES = re.compile(
+    r"(?<!\\)\\(?:[,;: >]|q?quad(?![A-Za-z])|enspace(?![A-Za-z])|thinspace(?![A-Za-z])|hspace\{[^{}]*\})|~"
+)
 _STYLE = re.compile(
     r"\\(?:text|textbf|textit|textrm|textnormal|mbox|hbox|mathrm|mathbf|mathit|mathsf|mathtt|boldsymbol|bm|mathbb|mathcal"
     r"|operatorname\*?|emph|underline|rm|bf)\s*\{([^{}]*)\}"
@@ -66,7 +95,8 @@ _MATH_GAP = re.compile(r"(?:\$|\\\)|\\\])\s*(?:\$|\\\(|\\\[)(?=\s*[0-9A-Za-z\\{(
 _EDGES = " \t\r\n*_`\"'"
 _GROUPED = r"[0-9]{1,3}(?:,[0-9]{3})+(?![0-9]|,[0-9])|[0-9]{1,3}(?: [0-9]{3})+(?! ?[0-9]| */)"
 _FRACTION_PART = r"(?:\.[0-9]+)?"
-_REPEAT = r"\.([0-9]*)(?:\\overline\s*\{\s*([0-9]+)\s*\}|\\dot\s*\{?\s*([0-9])\s*\}?(?:([0-9]*)\\dot\s*\{?\s*([0-9])\s*\}?)?|\(([0-9]+)\))"
+_DOTTED = r"\\dot\s*\{?\s*([0-9])\s*\}?"
+_REPEAT = rf"\.([0-9]*)(?:\\overline\s*\{{\s*([0-9]+)\s*\}}|{_DOTTED}(?:([0-9]*){_DOTTED})?|\(([0-9]+)\))"
 _TOKEN = re.compile(
     rf"(?P<space>\s+)"
     rf"|(?P<repeating>([0-9]+){_REPEAT})"
@@ -143,10 +173,9 @@ def tokenize(text: str) -> list[Token]:
         if match is None:
             raise Unreadable(f"character {text[position]!r}")
         if match["grouped"] and "," in match["grouped"] and brackets and not spaced_commas:
-            match = re.compile("(?P<decimal>[0-9]+)").match(text, position)
-            assert match is not None
-            tokens.append(Token("number", match[0], Fraction(int(match[0])), spaced))
-            position, spaced = match.end(), False
+            digits = match[0].partition(",")[0]
+            tokens.append(Token("number", digits, Fraction(int(digits)), spaced))
+            position, spaced = position + len(digits), False
             continue
         position = match.end()
         if match["space"]:
