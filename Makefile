@@ -9,7 +9,7 @@ SEED ?= 0
 TRANSACTIONS ?= 6
 
 .DEFAULT_GOAL := help
-.PHONY: help setup run test lint format locks bench-recall clean
+.PHONY: help setup run test lint format locks bench-recall bench-rewards clean
 
 help:            ## Show the targets
 	@grep -hE '^[a-z-]+: .*##' $(MAKEFILE_LIST) | sed -E 's/:.*## */\t/' | expand -t 16
@@ -58,6 +58,9 @@ locks: $(STAMP)  ## Re-resolve the pinned requirements of every image role
 
 bench-recall: $(EXAMPLE)/tiny-model $(EXAMPLE)/rows.jsonl  ## Measure that the reward rises, seeds 0 to 2
 	$(BIN)/python benchmarks/recall_reward.py
+
+bench-rewards: $(STAMP)  ## Measure how fast math_verify scores, honest and hostile responses
+	$(BIN)/python benchmarks/rewards.py
 
 clean:           ## Remove the environment and everything that was built or run
 	rm -rf $(VENV) build runs $(EXAMPLE)/tiny-model $(EXAMPLE)/rows.jsonl

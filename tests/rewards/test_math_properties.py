@@ -265,15 +265,36 @@ def test_no_text_at_all_makes_it_fail(text: str, truth: int) -> None:
         assert verdict.status in ("ok", "no_answer", "timeout")
 
 
-FRAGMENTS = st.lists(
-    st.sampled_from(["1", "42", "\\frac", "{", "}", "(", ")", "[", "]", "\\sqrt", "^", "_", "!", "%", "\\left", "\\{",
-                     "\\}",
-                     "|", ",", "=", "<", "-", "+", "\\pm", "\\cup", "x", "e", "i", "\\pi", "\\infty", "°", "/", "*", ":",
-                     "&",
-                     "\\\\", "\\begin{pmatrix}", "\\end{pmatrix}", "\\sin", "\\log", "'", "$", "\\boxed{",
-                     " ", "\\text{", "0"]),
-    max_size=40,
-)  # fmt: skip
+SIGNS = [
+    *(
+        "1",
+        "42",
+        "0",
+        "x",
+        "e",
+        "i",
+        " ",
+        "{",
+        "}",
+        "(",
+        ")",
+        "[",
+        "]",
+        "^",
+        "_",
+        "!",
+        "%",
+        "|",
+        ",",
+        "=",
+        "<",
+        "-",
+        "+",
+    ),
+    *("/", "*", ":", "&", "'", "$", "°", "\\\\", "\\{", "\\}", "\\frac", "\\sqrt", "\\left", "\\pm", "\\cup", "\\pi"),
+    *("\\infty", "\\sin", "\\log", "\\begin{pmatrix}", "\\end{pmatrix}", "\\boxed{", "\\text{", "\\quad"),
+]
+FRAGMENTS = st.lists(st.sampled_from(SIGNS), max_size=40)
 
 
 @settings(QUICK, max_examples=400)
