@@ -3,7 +3,7 @@
 Three outcomes: True, False, and None when the arithmetic cannot tell; None is never turned into a reward.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from itertools import product as combinations
 
 from longstraw_core.rewards.math_answers import normal_form
@@ -140,8 +140,7 @@ class _Comparison:
             return False
         if truth.operation != answer.operation:
             # a row or a column may be written as a tuple
-            first, second = ([part for row in rows for part in row] for rows in (_line(first), _line(second)))
-            first, second = [list(first)], [list(second)]
+            first, second = _line(first), _line(second)
         if [len(row) for row in first] != [len(row) for row in second]:
             return False
         return _all(
@@ -151,18 +150,18 @@ class _Comparison:
         )
 
 
-def _all(outcomes: "Sequence[Outcome] | object") -> Outcome:
+def _all(outcomes: Iterable[Outcome]) -> Outcome:
     unsure = False
-    for outcome in outcomes:  # type: ignore[attr-defined]
+    for outcome in outcomes:
         if outcome is False:
             return False
         unsure = unsure or outcome is None
     return None if unsure else True
 
 
-def _any(outcomes: object) -> Outcome:
+def _any(outcomes: Iterable[Outcome]) -> Outcome:
     unsure = False
-    for outcome in outcomes:  # type: ignore[attr-defined]
+    for outcome in outcomes:
         if outcome is True:
             return True
         unsure = unsure or outcome is None
