@@ -125,6 +125,7 @@ class _Comparison:
         return None if unsure else True
 
     def _set_operations(self, truth: Node, answer: Node) -> Outcome:
+        truth, answer = _as_union(truth), _as_union(answer)
         if truth.operation != answer.operation or truth.name != answer.name:
             return False
         first, second = _pieces(truth), _pieces(answer)
@@ -253,6 +254,20 @@ def _interval(relation: Node) -> Node | None:
             brackets = ("(" if signs[0] == "<" else "[") + (")" if signs[1] == "<" else "]")
             return Node("list", (parts[0], parts[2]), brackets)
     return None
+
+
+def _as_union(node: Node) -> Node:
+    """Write `x < 1 or x > 3` as a union of intervals."""
+    if node.operation != "list" or node.name or not all(part.operation == "relation" for part in node.parts):
+        return node
+    intervals = [_interval(part) for part in node.parts]
+    known = [interval for interval in intervals if interval is not None]
+    if len(known) != len(intervals) or not known:
+        return node
+    union = known[0]
+    for interval in known[1:]:
+        union = Node("set_operation", (union, interval), "cup")
+    return union
 
 
 def _flipped(sign: str) -> str:

@@ -20,13 +20,16 @@ SINGLE = {
     "×": "\\times ", "·": "\\cdot ", "⋅": "\\cdot ", "∙": "\\cdot ", "÷": "\\div ", "⁄": "/", "∕": "/", "∗": "*",
     "±": "\\pm ", "∓": "\\mp ", "≤": "\\le ", "≥": "\\ge ", "⩽": "\\le ", "⩾": "\\ge ", "≠": "\\ne ",
     "≈": "\\approx ", "≃": "\\approx ", "∞": "\\infty ", "π": "\\pi ", "∪": "\\cup ", "∩": "\\cap ", "∈": "\\in ",
-    "∅": "\\emptyset ", "°": "^\\circ ", "º": "^\\circ ", "√": "\\sqrt ", "、": ",", "。": ". ", "…": "\\ldots ",
+    "∅": "\\emptyset ", "°": "^\\circ ", "º": "^\\circ ", "√": "\\sqrt ",
+    "∛": "\\cbrt ", "、": ",", "。": ". ", "…": "\\ldots ",
     "θ": "\\theta ", "α": "\\alpha ", "β": "\\beta ", "γ": "\\gamma ", "λ": "\\lambda ", "ω": "\\omega ",
     "φ": "\\phi ", "μ": "\\mu ", "σ": "\\sigma ",
     **{character: f"\\tfrac{{{top}}}{{{bottom}}}" for character, (top, bottom) in VULGAR_FRACTIONS.items()},
 }  # fmt: skip
 _TABLE = str.maketrans(SINGLE)
 _SUPERSCRIPT_RUN = re.compile("[⁰¹²³⁴⁵⁶⁷⁸⁹⁺⁻⁽⁾ⁿ]+")
+_RADICAL = re.compile(r"([√∛])\s*([0-9]+(?:\.[0-9]+)?)")
+"""All digits after `√` are under it, while `\\sqrt12` is √1 times 2."""
 _SUBSCRIPT_RUN = re.compile("[₀₁₂₃₄₅₆₇₈₉₊₋]+")
 
 
@@ -36,4 +39,5 @@ def fold(text: str) -> str:
         return text.replace("\t", " ")
     text = _SUPERSCRIPT_RUN.sub(lambda run: "^{" + run[0].translate(SUPERSCRIPTS) + "}", text)
     text = _SUBSCRIPT_RUN.sub(lambda run: "_{" + run[0].translate(SUBSCRIPTS) + "}", text)
+    text = _RADICAL.sub(lambda root: ("\\sqrt" if root[1] == "√" else "\\cbrt") + "{" + root[2] + "}", text)
     return text.translate(_TABLE)

@@ -9,8 +9,8 @@ from longstraw_core.rewards.math_answers.parser import parse_value
 from longstraw_core.rewards.math_answers.tokens import clean
 
 _UNITS = (
-    "mm cm dm km m in ft yd mi mg kg g t s ms min h hr hrs d wk yr ml mL cl L l N J kJ W kW V A Hz Pa K mol rad deg "
-    "mph kmh kph USD EUR pts"
+    "mm cm dm km m in ft yd mi mg kg g t s ms min h hr hrs d wk yr ml mL cl L l N J kJ W kW V A Hz Pa K mol rad deg st nd rd "
+    "th mph kmh kph USD EUR pts"
 )
 _UNIT = rf"(?:{'|'.join(sorted(_UNITS.split(), key=len, reverse=True))})"
 _POWER = r"(?: ?\^ ?\{?[23]\}?|[23])?"
@@ -30,11 +30,11 @@ _CONTRADICTS = re.compile(
     re.IGNORECASE,
 )
 _REMARK = re.compile(
-    r" ?\((?=[^()]{0,200}[A-Za-z]{3})(?!\\)|[,;:] (?=[A-Za-z]{2,})|\. (?=\S)|"
+    r" ?\((?=[^()]{0,200}[A-Za-z]{3})(?!\\)|[,;:] (?=[A-Za-z]{2,}|i\.e)|\. (?=\S)|"
     r" (?:since|because|as|which|where|so|when|hence|thus|if|after|from|by|for|with|--?) |\\because|✓|✔"
     r"|■|□|\\blacksquare|\\square"
 )
-_LEAD_IN = re.compile(r"^[A-Za-z][A-Za-z ,'\-]{0,120}?(?: (?:is|are|equals|be|gives)|:)(?: exactly)?:? +(?=\S)")
+_LEAD_IN = re.compile(r"^[A-Za-z][A-Za-z ,'\-]{0,120}?(?: (?:is|are|equals|be|gives)|:| ?=)(?: exactly)?:? +(?=\S)")
 _NO_TRUTHS = frozenset(("nan", "null", "n/a", "na", "tbd", "todo", "unknown"))
 _WORDS_ONLY = re.compile(r"\(?[A-Za-z][A-Za-z'\- ]{0,80}\)?")
 
@@ -135,7 +135,6 @@ def _candidates(text: str) -> list[str]:
         for remark in list(_REMARK.finditer(body))[:4]:
             if remark.start() and not _hedges(body[remark.start() :]):
                 found.append(body[: remark.start()].rstrip(" ,;:."))
-                break
     return list(dict.fromkeys(candidate for candidate in found if candidate))
 
 
