@@ -9,8 +9,8 @@ from longstraw_core.rewards.math_answers.parser import parse_value
 from longstraw_core.rewards.math_answers.tokens import clean
 
 _UNITS = (
-    "mm cm dm km m in ft yd mi mg kg g t s ms min h hr hrs d wk yr ml mL cl L l N J kJ W kW V A Hz Pa K mol rad deg st nd rd "
-    "th mph kmh kph USD EUR pts"
+    "mm cm dm km m in ft yd mi mg kg g t s ms min h hr hrs d wk yr ml mL cl L l N J kJ W kW V A Hz Pa K mol rad deg "
+    "st nd rd th mph kmh kph USD EUR pts"
 )
 _UNIT = rf"(?:{'|'.join(sorted(_UNITS.split(), key=len, reverse=True))})"
 _POWER = r"(?: ?\^ ?\{?[23]\}?|[23])?"
