@@ -9,7 +9,7 @@ SEED ?= 0
 TRANSACTIONS ?= 6
 
 .DEFAULT_GOAL := help
-.PHONY: help setup run test lint format locks bench-recall bench-store clean
+.PHONY: help setup run test lint format locks bench-recall bench-store bench-rewards clean
 
 help:            ## Show the targets
 	@grep -hE '^[a-z-]+: .*##' $(MAKEFILE_LIST) | sed -E 's/:.*## */\t/' | expand -t 16
@@ -61,6 +61,9 @@ bench-recall: $(EXAMPLE)/tiny-model $(EXAMPLE)/rows.jsonl  ## Measure that the r
 
 bench-store: $(STAMP)  ## Measure what hashing and S3 cost beside plain tools
 	$(BIN)/python benchmarks/store.py
+
+bench-rewards: $(STAMP)  ## Measure how fast math_verify scores, honest and hostile responses
+	$(BIN)/python benchmarks/rewards.py
 
 clean:           ## Remove the environment and everything that was built or run
 	rm -rf $(VENV) build runs $(EXAMPLE)/tiny-model $(EXAMPLE)/rows.jsonl

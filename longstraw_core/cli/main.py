@@ -6,6 +6,7 @@ from longstraw_core import __version__
 from longstraw_core.cli.commands.compile import compile_command
 from longstraw_core.cli.commands.gc import gc_command
 from longstraw_core.cli.commands.model import model_group
+from longstraw_core.cli.commands.rewards import rewards_group
 from longstraw_core.cli.commands.run import run_command
 from longstraw_core.cli.commands.schema import schema_command
 from longstraw_core.cli.commands.stage import stage_group
@@ -23,5 +24,14 @@ def main() -> None:
     """
 
 
-for _command in (run_command, compile_command, stage_group, verify_command, gc_command, schema_command, model_group):
+for _command in (
+    run_command,
+    compile_command,
+    stage_group,
+    verify_command,
+    gc_command,
+    schema_command,
+    model_group,
+    rewards_group,
+):
     main.add_command(_command)

@@ -4,7 +4,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from longstraw_core.rewards.scoring import score_rollouts
+from longstraw_core.rewards.scoring import Scorer, score_rollouts
 from longstraw_core.spec import DataRefused, Prompt, Rollout, ScoredGroup
 from longstraw_core.spec.records import SignalStatus
 from longstraw_core.spec.transaction import RewardSpec
@@ -48,8 +48,15 @@ def group_advantages(rewards: Sequence[float | None], *, normalize: bool, prompt
     return GroupAdvantages(advantages=tuple(value / scale for value in centred), mean=mean, std=std, status="signal")
 
 
-def score_group(prompt: Prompt, rollouts: Sequence[Rollout], reward: RewardSpec, *, normalize: bool) -> ScoredGroup:
-    """Score all responses to one prompt and attach their advantages.
+def score_group(
+    prompt: Prompt,
+    rollouts: Sequence[Rollout],
+    reward: RewardSpec,
+    *,
+    normalize: bool,
+    scorer: Scorer | None = None,
+) -> ScoredGroup:
+    """Score all responses to one prompt and attach their advantages; `scorer` spares starting one for every group.
 
     Raises:
         DataRefused: no responses, a position missing or repeated, a response of another prompt, an unusable
@@ -61,7 +68,7 @@ def score_group(prompt: Prompt, rollouts: Sequence[Rollout], reward: RewardSpec,
             f"prompt {prompt.prompt_id}: responses have positions {positions[:16]}, "
             f"expected 0 to {max(len(rollouts) - 1, 0)} in order; sample the group again"
         )
-    scores = score_rollouts(prompt, rollouts, reward)
+    scores = score_rollouts(prompt, rollouts, reward, scorer)
     result = group_advantages([score.reward for score in scores], normalize=normalize, prompt_id=prompt.prompt_id)
     return ScoredGroup(
         prompt_id=prompt.prompt_id,

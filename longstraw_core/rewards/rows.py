@@ -1,15 +1,27 @@
-"""One DAPO-style JSONL row: what it must look like, and every way in which it does not."""
+"""One DAPO-style row, from JSONL or Parquet: what it must look like, and every way in which it does not."""
 
 import hashlib
 import json
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, NoReturn
+from typing import Any, Literal, NoReturn
 
 ROLES = ("system", "user", "assistant")
 NOT_TEXT = re.compile("[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\ud800-\udfff]")
 """Control characters other than tab, line feed and carriage return, and halves of surrogate pairs."""
+HALF_PAIR = re.compile("[\ud800-\udfff]")
+"""No encoding has these: they are never text, whatever the policy."""
+ProblemKind = Literal[
+    "wrong_types",
+    "bad_truths",
+    "control_characters",
+    "too_long_prompts",
+    "duplicates",
+    "conflicting_truths",
+    "unusable",
+]
+"""Kinds are called like the policies of `data` that decide about them; `unusable` is always fatal."""
 INDEX_AS_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
 """An `extra_info.index` of this form may serve as a prompt id (and therefore in file names)."""
 
@@ -21,6 +33,7 @@ class RowProblem:
     field: str
     what: str
     remedy: str
+    kind: ProblemKind = "wrong_types"
 
     def at(self, place: str) -> str:
         """Return the problem as one line."""
@@ -45,6 +58,8 @@ class Row:
     data_source: str
     index: str | None
     """`extra_info.index` when it can serve as a prompt id."""
+    notes: tuple[RowProblem, ...] = ()
+    """Problems that the policy keeps."""
 
     def prompt_digest(self) -> bytes:
         """Identify the prompt: equal exactly for equal roles and contents."""
@@ -58,13 +73,14 @@ def shown(value: object) -> str:
     return text if len(text) <= 80 else text[:77] + "..."
 
 
-def parse_row(line: bytes, check_truth: Callable[[str], str | None]) -> Row:
-    """Parse one line of the file; `check_truth` says why the scorer cannot use a ground truth (None: it can).
+def parse_row(
+    fields: dict[str, Any], check_truth: Callable[[str], str | None], *, keep_control_characters: bool = False
+) -> Row:
+    """Check the fields of one row; `check_truth` says why the scorer cannot use a ground truth (None: it can).
 
     Raises:
         RowRefused: with every problem of the row, not only the first.
     """
-    fields = _parse_object(line)
     problems: list[RowProblem] = []
     messages = _messages(fields.get("prompt"), problems)
     ground_truth = _ground_truth(fields.get("reward_model"), check_truth, problems)
@@ -78,6 +94,10 @@ def parse_row(line: bytes, check_truth: Callable[[str], str | None]) -> Row:
     extra_info = fields.get("extra_info")
     if extra_info is not None and not isinstance(extra_info, dict):
         problems.append(_wrong_type("extra_info", "an object", fields, "extra_info"))
+    notes: list[RowProblem] = []
+    if keep_control_characters:
+        notes = [problem for problem in problems if problem.kind == "control_characters"]
+        problems = [problem for problem in problems if problem.kind != "control_characters"]
     if problems:
         raise RowRefused(problems)
     index = extra_info.get("index") if isinstance(extra_info, dict) else None
@@ -86,10 +106,11 @@ def parse_row(line: bytes, check_truth: Callable[[str], str | None]) -> Row:
         ground_truth=ground_truth,
         data_source=str(data_source),
         index=index if isinstance(index, str) and INDEX_AS_ID.fullmatch(index) else None,
+        notes=tuple(notes),
     )
 
 
-def _parse_object(line: bytes) -> dict[str, Any]:
+def parse_object(line: bytes) -> dict[str, Any]:
     try:
         value = json.loads(line.decode("utf-8"), object_pairs_hook=_without_repeats, parse_constant=_refuse_constant)
     except UnicodeDecodeError as error:
@@ -154,18 +175,19 @@ def _ground_truth(reward_model: object, check_truth: Callable[[str], str | None]
     remedy = "write the reference answer as a string, or remove the row"
     if not isinstance(reward_model, dict):
         what = "is missing" if reward_model is None else f"not there: reward_model is {_kind(reward_model)}"
-        problems.append(RowProblem(name, what, remedy))
+        kind: ProblemKind = "bad_truths" if reward_model is None else "wrong_types"
+        problems.append(RowProblem(name, what, remedy, kind))
         return ""
     truth = reward_model.get("ground_truth")
     if not isinstance(truth, str):
         what = "is missing" if truth is None else f"is {_kind(truth)} {shown(truth)}, expected a string"
-        problems.append(RowProblem(name, what, remedy))
+        problems.append(RowProblem(name, what, remedy, "bad_truths" if truth is None else "wrong_types"))
         return ""
     if not truth.strip():
-        problems.append(RowProblem(name, "is empty", remedy))
+        problems.append(RowProblem(name, "is empty", remedy, "bad_truths"))
         return truth
     if _check_text(truth, name, problems) and (why := check_truth(truth)) is not None:
-        problems.append(RowProblem(name, f"{shown(truth)} {why}", "correct it or remove the row"))
+        problems.append(RowProblem(name, f"{shown(truth)} {why}", "correct it or remove the row", "bad_truths"))
     return truth
 
 
@@ -173,9 +195,12 @@ def _check_text(text: str, field: str, problems: list[RowProblem]) -> bool:
     bad = NOT_TEXT.search(text)
     if bad is None:
         return True
-    kind = "half of a surrogate pair" if "\ud800" <= bad[0] <= "\udfff" else "control character"
-    what = f"{kind} U+{ord(bad[0]):04X} at character {bad.start()}"
-    problems.append(RowProblem(field, what, "remove it; only tab and line ends are accepted"))
+    halves = HALF_PAIR.search(text)
+    bad = halves or bad
+    name = "half of a surrogate pair" if halves else "control character"
+    what = f"{name} U+{ord(bad[0]):04X} at character {bad.start()}"
+    kind: ProblemKind = "wrong_types" if halves else "control_characters"
+    problems.append(RowProblem(field, what, "remove it; only tab and line ends are accepted", kind))
     return False
 
 

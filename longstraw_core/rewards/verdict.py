@@ -19,3 +19,5 @@ class Verdict:
     status: VerdictStatus
     extracted: str | None
     rule: str
+    canonical: str | None = None
+    """The value that was compared, for people: a fraction in lowest terms where there is one."""

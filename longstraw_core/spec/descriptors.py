@@ -12,6 +12,7 @@ from longstraw_core.spec.model import Count, Sha256, StrictModel
 
 MEDIA_TYPE_JSON = "application/json"
 MEDIA_TYPE_JSON_LINES = "application/jsonl"
+MEDIA_TYPE_PARQUET = "application/vnd.apache.parquet"
 MEDIA_TYPE_HTML = "text/html"
 MEDIA_TYPE_YAML = "application/yaml"
 MEDIA_TYPE_BYTES = "application/octet-stream"

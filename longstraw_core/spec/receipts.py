@@ -77,6 +77,8 @@ class ReceiptPredicate(StrictModel):
     metrics: dict[str, FiniteFloat]
     status: str
     """One word for what happened, for instance `ok`, `no_signal` or `stepped`."""
+    facts: Annotated[dict[str, str], Field(default_factory=dict)]
+    """What a reader should know in words, for instance `reward`: kind and variant of the scorer."""
 
 
 class StageReceipt(StrictModel):

@@ -57,6 +57,8 @@ class Score(StrictModel):
     correct: bool
     status: Literal["ok", "no_answer", "timeout", "bad_row"]
     extracted: str | None
+    canonical: str | None = None
+    """The value that was compared, where the scorer has one: a fraction in lowest terms when it is rational."""
     rule: str
     penalty: FiniteFloat = 0.0
     """Soft overlong punishment already included in `reward`."""

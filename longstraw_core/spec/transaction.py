@@ -9,6 +9,8 @@ from longstraw_core.spec.policy import PolicyName
 from longstraw_core.spec.receipts import GradientMode
 
 Family = Literal["qwen3_5_text"]
+Policy = Literal["fail", "drop", "keep"]
+"""What happens to the rows that have a certain problem."""
 TargetPreset = Literal["attention", "attention+mlp", "all"]
 PositiveFloat = Annotated[FiniteFloat, Field(gt=0.0)]
 UnitFloat = Annotated[FiniteFloat, Field(ge=0.0, lt=1.0)]
@@ -38,12 +40,25 @@ class DataSpec(StrictModel):
     """Where prompts come from."""
 
     path: PathText
-    """JSONL file of DAPO-style rows; relative to the specification file."""
+    """JSONL or Parquet file of DAPO-style rows; relative to the specification file."""
     prompts_per_transaction: PositiveCount = 1
     max_prompt_tokens: PositiveCount | None = None
     """Longest prompt accepted after the chat template; None means what the model's positions allow."""
     duplicates: Literal["fail", "drop", "keep"] = "drop"
-    """What to do with rows that repeat an earlier prompt with the same ground truth."""
+    """What to do with rows that repeat an earlier prompt with the same ground truth. As for all policies below:
+    `fail` refuses the file and names the rows, `drop` leaves the rows out and counts them, `keep` uses and counts them.
+    A policy without `keep` is about rows that nobody could train on."""
+    conflicting_truths: Policy = "fail"
+    """Prompts that occur with different ground truths; `drop` leaves out every row of such a prompt, `keep` makes
+    each different ground truth a row of its own."""
+    bad_truths: Literal["fail", "drop"] = "fail"
+    """Ground truths that are empty or that the scorer cannot read."""
+    too_long_prompts: Literal["fail", "drop"] = "fail"
+    """Prompts longer than the limit after the chat template."""
+    wrong_types: Literal["fail", "drop"] = "fail"
+    """Rows that are not JSON, and fields that are missing or of the wrong type."""
+    control_characters: Policy = "fail"
+    """Control characters other than tab and line ends in prompts, ground truths and sources."""
     shuffle: bool = True
 
 
@@ -59,13 +74,32 @@ class SamplingSpec(StrictModel):
 class RewardSpec(StrictModel):
     """How responses are scored."""
 
-    kind: Literal["dapo_math"] = "dapo_math"
+    kind: Literal["dapo_math", "math_verify", "python"] = "dapo_math"
+    """`dapo_math`: the published rule, bit for bit; `math_verify`: mathematical equality; `python`: your function."""
     variant: Literal["label", "strict_box"] = "label"
-    """`label`: the last `Answer:` line; `strict_box`: the last `\\boxed{}`, exact text."""
+    """Of `dapo_math`. `label`: the last `Answer:` line of the last 300 characters; `strict_box`: the last `\\boxed{}`
+    of the last 100, exact text."""
+    answer_format: Literal["any", "label", "box"] = "any"
+    """Of `math_verify`: what states the answer. `any`: the last labelled or boxed value, or a text that is nothing but
+    a value; `label`: `Answer:` only; `box`: `\\boxed{}` only."""
+    truncated: Literal["score", "no_answer"] = "score"
+    """What a response that reached the length limit gets: scored like any other, or −1 with status `no_answer`."""
+    function: Annotated[str, Field(pattern=r"^[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*$")] | None = None
+    """Of `python`: `package.module:function`, importable where the stage runs."""
+    timeout_seconds: PositiveFloat = 3.0
+    """Longest time for one comparison of `math_verify` or one call of `function`, from the start of work."""
     overlong_max_tokens: PositiveCount | None = None
     """Length at which the soft overlong punishment reaches −1; None switches it off."""
     overlong_cache_tokens: PositiveCount | None = None
     """Width of the linear part before `overlong_max_tokens`."""
+
+    @model_validator(mode="after")
+    def _function_belongs_to_python(self) -> "RewardSpec":
+        if self.kind == "python" and self.function is None:
+            raise ValueError("kind python needs reward.function, for instance my_rewards.length:score")
+        if self.kind != "python" and self.function is not None:
+            raise ValueError(f"function is only for kind python, and kind is {self.kind}")
+        return self
 
     @model_validator(mode="after")
     def _overlong_complete(self) -> "RewardSpec":

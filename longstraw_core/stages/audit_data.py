@@ -6,9 +6,10 @@ from longstraw_core.artifacts.external import describe_external_file, describe_e
 from longstraw_core.artifacts.policy import check_policy_parent
 from longstraw_core.rewards.audit import audit_rows
 from longstraw_core.rewards.prompt_tokens import load_prompt_tokenizer, prompt_token_limit, read_model_limits
-from longstraw_core.rewards.scoring import truth_check
+from longstraw_core.rewards.row_sources import is_parquet
+from longstraw_core.rewards.scoring import check_reward, truth_check
 from longstraw_core.spec import DataRefused, IntegrityError, canonical_json
-from longstraw_core.spec.descriptors import MEDIA_TYPE_JSON, MEDIA_TYPE_JSON_LINES
+from longstraw_core.spec.descriptors import MEDIA_TYPE_JSON, MEDIA_TYPE_JSON_LINES, MEDIA_TYPE_PARQUET
 from longstraw_core.stages.context import DATA_INPUT, SNAPSHOT_INPUT, StageContext, StageResult
 from longstraw_core.stages.snapshot import check_snapshot
 
@@ -35,6 +36,7 @@ def execute(context: StageContext) -> StageResult:
     if spec.storage.policy is not None:
         check_policy_parent(context.store, spec.storage.policy, context.parent_descriptor)
     limits = read_model_limits(snapshot)
+    check_reward(spec.reward)
     with context.phase("audit rows"):
         audit = audit_rows(
             rows,
@@ -46,7 +48,7 @@ def execute(context: StageContext) -> StageResult:
             vocabulary=limits.vocabulary,
             check_truth=truth_check(spec.reward),
         )
-    data_file = describe_external_file(rows, MEDIA_TYPE_JSON_LINES)
+    data_file = describe_external_file(rows, MEDIA_TYPE_PARQUET if is_parquet(rows) else MEDIA_TYPE_JSON_LINES)
     if data_file.digest != audit.report.data_digest:
         raise DataRefused(f"{rows}: changed while it was read; run again when nothing writes to it")
     previous = context.previous_receipt("audit_data")
@@ -63,6 +65,9 @@ def execute(context: StageContext) -> StageResult:
             "data/rows": float(report.rows),
             "data/eligible": float(report.eligible),
             "data/duplicates_dropped": float(report.duplicates_dropped),
+            "data/conflicting_prompts": float(report.conflicting_prompts),
+            **{f"data/dropped/{finding.kind}": float(finding.dropped) for finding in report.findings},
+            "data/position": float(report.position),
             "data/epoch": float(report.epoch),
             "prompts/count": float(len(audit.prompts)),
             "prompts/mean_length": sum(len(prompt.token_ids) for prompt in audit.prompts) / len(audit.prompts),

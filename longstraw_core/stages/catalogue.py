@@ -56,7 +56,7 @@ CATALOGUE: dict[StageName, StageEntry] = {
             "score_rewards",
             "control",
             ("audit_data", "sample"),
-            ("scored_groups",),
+            ("scored_groups", "statistics"),
             (),
             "Score every response and compute the groups' advantages.",
         ),

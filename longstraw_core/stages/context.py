@@ -41,6 +41,8 @@ class StageResult:
     outputs: dict[str, Descriptor]
     metrics: dict[str, float]
     status: str = "ok"
+    facts: dict[str, str] = field(default_factory=dict[str, str])
+    """What a reader of the receipt should know in words, for instance `reward: dapo_math:label`."""
 
 
 @dataclass

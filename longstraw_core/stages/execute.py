@@ -227,6 +227,7 @@ def _execute(
         versions=versions(),
         metrics=result.metrics,
         status=result.status,
+        facts=result.facts,
     )
 
 

@@ -3,6 +3,7 @@
 from pathlib import Path
 
 from longstraw_core.rewards.prompt_tokens import prompt_token_limit, read_model_limits
+from longstraw_core.rewards.scoring import check_reward
 from longstraw_core.spec import DataRefused, SpecError, TransactionSpec
 from longstraw_core.stages.snapshot import check_snapshot
 
@@ -11,7 +12,7 @@ def check_before_start(spec: TransactionSpec) -> None:
     """Check that the snapshot is complete, the data file is there, and the lengths can fit the model.
 
     Raises:
-        SpecError: naming the file or field.
+        SpecError: naming the file or field; also when the reward plug-in cannot be imported.
         DataRefused: the data file is empty.
     """
     snapshot, rows = Path(spec.model.snapshot), Path(spec.data.path)
@@ -21,3 +22,4 @@ def check_before_start(spec: TransactionSpec) -> None:
         raise SpecError(f"data.path: {rows} is not a file")
     if rows.stat().st_size == 0:
         raise DataRefused(f"{rows}: the file is empty; it must hold one JSON row per line")
+    check_reward(spec.reward)

@@ -15,6 +15,7 @@ def summarise(receipt: StageReceipt) -> str:
         ("status", predicate.status),
         ("gradient mode", predicate.gradient),
     ]
+    rows += sorted(predicate.facts.items())
     rows += [(name, f"{value:.6g}") for name, value in sorted(predicate.metrics.items())]
     for rank in predicate.ranks:
         rows += [

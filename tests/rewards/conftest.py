@@ -1,11 +1,13 @@
 """A byte-level tokenizer with a chat template, and rows in the DAPO schema."""
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+
+from longstraw_core.rewards.math_equality import MathScorer
 
 Rows = Callable[[list[Any]], Path]
 
@@ -61,3 +63,10 @@ def byte_snapshot(tmp_path_factory: pytest.TempPathFactory) -> Path:
         json.dumps({"text_config": {"max_position_embeddings": 64, "vocab_size": 259}})
     )
     return snapshot
+
+
+@pytest.fixture(scope="session")
+def math_scorer() -> Iterator[MathScorer]:
+    """One scorer with one worker for all tests that do not ask about workers."""
+    with MathScorer(deadline_seconds=60.0, workers=1) as scorer:
+        yield scorer

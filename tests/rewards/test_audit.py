@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from longstraw_core.rewards import audit as audit_module
+from longstraw_core.rewards import row_sources
 from longstraw_core.rewards.audit import Audit, audit_rows
 from longstraw_core.rewards.prompt_tokens import load_prompt_tokenizer, prompt_token_limit, read_model_limits
 from longstraw_core.rewards.scoring import truth_check
@@ -71,7 +71,7 @@ def test_a_file_without_rows_is_refused(tmp_path: Path, content: bytes) -> None:
 
 def test_a_missing_file_or_a_directory_is_an_error_of_the_specification(tmp_path: Path) -> None:
     for path in (tmp_path / "absent.jsonl", tmp_path):
-        with pytest.raises(SpecError, match=r"data\.path must name a JSONL file"):
+        with pytest.raises(SpecError, match=r"data\.path must name a JSONL or Parquet file"):
             audited(path)
 
 
@@ -147,7 +147,7 @@ def test_a_hostile_value_cannot_break_the_message(rows_file: Rows) -> None:
 def test_a_line_that_is_too_long_is_refused_without_losing_count(
     rows_file: Rows, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(audit_module, "MAX_ROW_BYTES", 400)
+    monkeypatch.setattr(row_sources, "MAX_ROW_BYTES", 400)
     message = refusal(rows_file([dapo_row(), dapo_row("x" * 5000), dapo_row(truth="")]))
     assert "rows.jsonl:2: row: longer than 400 bytes" in message
     assert "rows.jsonl:3: reward_model.ground_truth: is empty" in message

@@ -1,0 +1,1 @@
+"""Plug-ins as a team would write them, good and bad."""

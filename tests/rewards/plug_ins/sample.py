@@ -1,0 +1,31 @@
+"""Rewards of kind `python` for the tests."""
+
+import os
+import time
+from typing import Any
+
+
+def shorter_is_better(response: str, ground_truth: str) -> float:
+    """Score by length, and talk on standard output, which must not disturb anybody."""
+    print("scoring", flush=True)
+    return 1.0 / (1 + len(response) + len(ground_truth))
+
+
+def contains(response: str, ground_truth: str) -> dict[str, Any]:
+    """Return every part of the contract."""
+    found = ground_truth in response
+    return {"score": 2.0 if found else -2.0, "correct": found, "extracted": ground_truth, "rule": "contains"}
+
+
+def moody(response: str, ground_truth: str) -> Any:
+    """Do whatever the response asks for."""
+    if response == "hang":
+        time.sleep(600)
+    if response == "die":
+        os._exit(1)
+    if response == "raise":
+        raise RuntimeError("no\nthanks")
+    return {"nan": float("nan"), "text": "1", "unknown": {"score": 1, "points": 3}, "none": None}.get(response, 1)
+
+
+not_a_function = 3
