@@ -4,7 +4,9 @@ import click
 
 from longstraw_core import __version__
 from longstraw_core.cli.commands.compile import compile_command
+from longstraw_core.cli.commands.gradients import gradients_command
 from longstraw_core.cli.commands.model import model_group
+from longstraw_core.cli.commands.parity import parity_command
 from longstraw_core.cli.commands.run import run_command
 from longstraw_core.cli.commands.schema import schema_command
 from longstraw_core.cli.commands.stage import stage_group
@@ -22,5 +24,14 @@ def main() -> None:
     """
 
 
-for _command in (run_command, compile_command, stage_group, verify_command, schema_command, model_group):
+for _command in (
+    run_command,
+    compile_command,
+    stage_group,
+    verify_command,
+    schema_command,
+    model_group,
+    gradients_command,
+    parity_command,
+):
     main.add_command(_command)

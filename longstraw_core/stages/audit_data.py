@@ -31,7 +31,7 @@ def execute(context: StageContext) -> StageResult:
             f"the parent checkpoint was trained on model snapshot {parent.model_snapshot.digest}, "
             f"{snapshot} is {model_snapshot.digest}; an adapter fits only the model it was trained on"
         )
-    limits = read_model_limits(snapshot)
+    limits = read_model_limits(snapshot, spec.model.rope_scaling)
     with context.phase("audit rows"):
         audit = audit_rows(
             rows,
