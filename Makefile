@@ -9,7 +9,7 @@ SEED ?= 0
 TRANSACTIONS ?= 6
 
 .DEFAULT_GOAL := help
-.PHONY: help setup run test lint format locks bench-recall clean
+.PHONY: help setup run test lint format locks bench-recall bench-engine bench-engine-short clean
 
 help:            ## Show the targets
 	@grep -hE '^[a-z-]+: .*##' $(MAKEFILE_LIST) | sed -E 's/:.*## */\t/' | expand -t 16
@@ -58,6 +58,12 @@ locks: $(STAMP)  ## Re-resolve the pinned requirements of every image role
 
 bench-recall: $(EXAMPLE)/tiny-model $(EXAMPLE)/rows.jsonl  ## Measure that the reward rises, seeds 0 to 2
 	$(BIN)/python benchmarks/recall_reward.py
+
+bench-engine: $(STAMP)  ## CPU time and memory of one update beside conventional training (half an hour)
+	OMP_NUM_THREADS=1 $(BIN)/python benchmarks/engine.py
+
+bench-engine-short: $(STAMP)  ## The same figures at small sizes, to see that they run (two minutes)
+	OMP_NUM_THREADS=1 $(BIN)/python benchmarks/engine.py --short
 
 clean:           ## Remove the environment and everything that was built or run
 	rm -rf $(VENV) build runs $(EXAMPLE)/tiny-model $(EXAMPLE)/rows.jsonl

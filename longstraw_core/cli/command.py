@@ -1,6 +1,7 @@
 """What every command shares: the output option, and errors as one line and one exit code."""
 
 import functools
+import os
 import sys
 from collections.abc import Callable
 from typing import ParamSpec
@@ -10,6 +11,7 @@ import click
 from longstraw_core.cli.output import OutputFormat, print_json
 from longstraw_core.spec import LongStrawError
 from longstraw_core.spec.exit_codes import INTERRUPTED, exit_code
+from longstraw_core.stages.execute import QUIET_AND_OFFLINE
 
 Parameters = ParamSpec("Parameters")
 
@@ -45,6 +47,12 @@ def reports_errors(function: Callable[Parameters, None]) -> Callable[Parameters,
             sys.exit(exit_code(BrokenPipeError()))
 
     return wrapped
+
+
+def quiet_libraries() -> None:
+    """Set the libraries' own switches, as a stage does; call it before they are imported."""
+    for name, value in QUIET_AND_OFFLINE.items():
+        os.environ.setdefault(name, value)
 
 
 def fail(error: LongStrawError, output: OutputFormat) -> None:

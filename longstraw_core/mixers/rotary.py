@@ -57,7 +57,7 @@ def rotary_frequencies(
 def _share_of_own_frequency(
     rotary_dim: int, *, theta: float, positions: int, beta_fast: float, beta_slow: float
 ) -> torch.Tensor:
-    """How much of each frequency YaRN keeps, [rotary_dim / 2]: 1 for fast dimensions, 0 for slow ones, linear between."""
+    """Share of each frequency that YaRN keeps, [rotary_dim / 2]: 1 for fast dimensions, 0 for slow ones."""
 
     def dimension_that_turns(times: float) -> float:
         return rotary_dim * math.log(positions / (times * 2.0 * math.pi)) / (2.0 * math.log(theta))

@@ -7,6 +7,7 @@ or `resident`: what this module and the engine agree on was computed twice.
 """
 
 import contextlib
+import warnings
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -170,7 +171,9 @@ def random_policy_model(
         config = LoraConfig(
             r=LORA_RANK, lora_alpha=2 * LORA_RANK, lora_dropout=0.0, bias="none", target_modules=targets
         )
-        model = get_peft_model(base, config)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", FutureWarning)
+            model = get_peft_model(base, config)
         with torch.no_grad():
             for name, parameter in model.named_parameters():
                 if "lora_B" in name:
@@ -178,7 +181,9 @@ def random_policy_model(
     return model.eval()
 
 
-def random_batch(vocabulary: int, prompt_tokens: int, response_tokens: Sequence[int], *, seed: int) -> ConventionalBatch:
+def random_batch(
+    vocabulary: int, prompt_tokens: int, response_tokens: Sequence[int], *, seed: int
+) -> ConventionalBatch:
     """Random token ids and standardised advantages (1.0 for a group of one)."""
     generator = torch.Generator().manual_seed(seed)
 
@@ -206,7 +211,9 @@ def response_logprobs(model: Any, prompt: Sequence[int], response: Sequence[int]
     return torch.log_softmax(logits_RV.float(), -1).gather(-1, ids_1T[0, len(prompt) :, None])[:, 0]
 
 
-def accumulate_conventional(model: Any, batch: ConventionalBatch, *, clip: float = 0.2) -> tuple[list[torch.Tensor], float]:
+def accumulate_conventional(
+    model: Any, batch: ConventionalBatch, *, clip: float = 0.2
+) -> tuple[list[torch.Tensor], float]:
     """Add the on-policy GRPO gradient (sequence mean, then mean over the group) to `.grad`, response by response."""
     logprobs: list[torch.Tensor] = []
     total = 0.0

@@ -5,7 +5,7 @@ from typing import get_args
 
 import click
 
-from longstraw_core.cli.command import output_option, reports_errors
+from longstraw_core.cli.command import output_option, quiet_libraries, reports_errors
 from longstraw_core.cli.output import (
     OutputFormat,
     console,
@@ -75,6 +75,7 @@ def gradients_command(
         raise SpecError(f"{batch}: {error.strerror}") from error
     if out.is_dir():
         raise SpecError(f"--out {out}: is a directory; name a file")
+    quiet_libraries()
 
     from safetensors.torch import save
 
@@ -108,10 +109,7 @@ def gradients_command(
     console().print(
         make_table(
             ("response", "tokens", "mean log-prob"),
-            [
-                (index, len(values), f"{sum(values) / len(values):.4f}")
-                for index, values in enumerate(result.logprobs)
-            ],
+            [(index, len(values), f"{sum(values) / len(values):.4f}") for index, values in enumerate(result.logprobs)],
         )
     )
     click.echo("  ".join(f"{phase.name} {human_seconds(phase.seconds)}" for phase in result.phases))

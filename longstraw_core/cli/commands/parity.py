@@ -4,13 +4,13 @@ from typing import get_args
 
 import click
 
-from longstraw_core.cli.command import output_option, reports_errors
+from longstraw_core.cli.command import output_option, quiet_libraries, reports_errors
 from longstraw_core.cli.output import OutputFormat, console, make_table, print_json
 from longstraw_core.spec import NumericError, SpecError
 from longstraw_core.spec.receipts import GradientMode
 from longstraw_core.spec.transaction import Family
 
-EXAMPLE = "Example: longstraw parity --family qwen3_5_text --gradient exact --prompt 512 --responses 64,1,33,2 --chunk 100"
+EXAMPLE = "Example: longstraw parity --family qwen3_5_text --gradient exact --prompt 127 --layers 4 --chunk 50"
 
 
 @click.command("parity", epilog=EXAMPLE)
@@ -51,6 +51,7 @@ def parity_command(
     sequence with LoRA masked on the prompt. The gate is the worst single parameter.
     """
     lengths = _lengths(responses, group)
+    quiet_libraries()
 
     from longstraw_core.training.parity import ParityCase, run_parity
 
