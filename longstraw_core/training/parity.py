@@ -1,6 +1,7 @@
 """The parity gate: the engine's log-probabilities and gradients against conventional full-sequence training."""
 
 import contextlib
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -173,7 +174,7 @@ def agreement(
         true += float(b @ b)
         error += float((a - b) @ (a - b))
     cosine = dot / (own * true) ** 0.5 if own > 0.0 and true > 0.0 else float(own == true)
-    relative = (error / true) ** 0.5 if true > 0.0 else float("inf") if error > 0.0 else 0.0
+    relative = (error / true) ** 0.5 if true > 0.0 else math.inf if error > 0.0 else 0.0
     return Agreement(name, len(names), cosine, relative)
 
 
@@ -199,9 +200,11 @@ def worst_parameter(ours: dict[str, torch.Tensor], reference: dict[str, torch.Te
         found = agreement(key, ours, reference, [key])
         if float(true.double().norm()) <= _NEGLIGIBLE * whole:
             error = float((ours[key].double() - true.double()).norm())
-            relative = float("inf") if error > _NEGLIGIBLE_ERROR * whole else 0.0
+            relative = math.inf if error > _NEGLIGIBLE_ERROR * whole else 0.0
             found = Agreement(key, 1, found.cosine, relative)
-        if not found.relative_l2 <= worst.relative_l2:  # NaN is worse than anything
+        if math.isnan(found.relative_l2):
+            found = Agreement(key, 1, found.cosine, math.inf)
+        if found.relative_l2 > worst.relative_l2:
             worst = found
     return worst
 

@@ -95,7 +95,7 @@ def test_the_gradient_equals_conventional_training(
     assert all(name.startswith("base_model.model.") and name.endswith(".weight") for name in written)
     assert all(value.dtype == torch.float32 for value in written.values())
     assert relative_error(written, expected) <= 2e-5  # type: ignore[arg-type]
-    printed = json.loads(result.output)
+    printed = json.loads(result.stdout)
     assert printed["loss"] == pytest.approx(loss_in_all, abs=1e-5)
     assert [len(values) for values in printed["logprobs"]] == [5, 2, 1]
     norm = sum(float(value.pow(2).sum()) for value in written.values()) ** 0.5
