@@ -101,6 +101,13 @@ def test_a_dry_run_shows_everything_and_writes_nothing(spec_file: Path, tmp_path
         (["objective.gradient=fast"], 2, ["objective.gradient", "'fast'"]),
         (["sampling.max_response_tokens=100000"], 2, ["max_response_tokens"]),
         (["data.max_prompt_tokens=0"], 2, ["data.max_prompt_tokens"]),
+        (["data.max_prompt_tokens=1000000"], 2, ["data.max_prompt_tokens 1000000", "model.rope_scaling"]),
+        (
+            ["model.rope_scaling={type: yarn, factor: 2.0, original_positions: 7}"],
+            2,
+            ["model.rope_scaling.original_positions is 7"],
+        ),
+        (["model.rope_scaling={type: linear, factor: 2.0, original_positions: 7}"], 2, ["rope_scaling"]),
     ],
 )
 def test_a_run_that_cannot_start_leaves_no_directory(

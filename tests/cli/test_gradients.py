@@ -143,7 +143,8 @@ DAMAGE: dict[str, tuple[Callable[[Path], None], str]] = {
     ),
     "unsupported rope type": (
         lambda root: change_config(
-            root, rope_parameters={"rope_type": "linear", "factor": 2.0, "rope_theta": 1e4, "partial_rotary_factor": 0.25}
+            root,
+            rope_parameters={"rope_type": "linear", "factor": 2.0, "rope_theta": 1e4, "partial_rotary_factor": 0.25},
         ),
         "rope type 'linear'",
     ),

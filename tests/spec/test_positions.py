@@ -19,7 +19,7 @@ def test_without_scaling_the_native_positions_stand() -> None:
 def test_scaling_multiplies_the_models_own_positions_and_no_others() -> None:
     scaling = YarnScaling(type="yarn", factor=2.0, original_positions=1_048_576)
     assert allowed_positions(1_048_576, scaling) == 2_097_152
-    with pytest.raises(SpecError, match="original_positions is 1048576, the snapshot's max_position_embeddings is 4096"):
+    with pytest.raises(SpecError, match="is 1048576, the snapshot's max_position_embeddings is 4096"):
         allowed_positions(4096, scaling)
 
 
