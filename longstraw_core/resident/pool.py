@@ -90,7 +90,8 @@ class ResidentPool:
             self._slab, offset = torch.empty(SLAB_BYTES, dtype=torch.uint8).untyped_storage(), 0
         self._slab_used = offset + size
         # `set_`, unlike a view, gives each block its own version counter, which the witness reads
-        block = torch.empty(0, dtype=dtype).set_(self._slab, offset // dtype.itemsize, shape)
+        block = torch.empty(0, dtype=dtype)
+        block.set_(self._slab, offset // dtype.itemsize, shape)  # type: ignore[call-overload]  # missing in the stubs
         return block.zero_()
 
     def release(self, owner: str) -> None:

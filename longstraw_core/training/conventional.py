@@ -125,8 +125,8 @@ def _glm_moe_dsa(size: ModelSize) -> Any:
         index_topk=size.selected_tokens,
         index_head_dim=32,
         index_n_heads=32,  # fewer give exact zeros that tie (facts/architectures.md, section 2)
-        index_topk_freq=4,
-        index_skip_topk_offset=3,
+        index_topk_freq=4,  # type: ignore[call-arg]  # read from keyword arguments
+        index_skip_topk_offset=3,  # type: ignore[call-arg]
         max_position_embeddings=size.positions,
         initializer_range=_INITIAL_STD,
         pad_token_id=None,
