@@ -9,7 +9,7 @@ SEED ?= 0
 TRANSACTIONS ?= 6
 
 .DEFAULT_GOAL := help
-.PHONY: help setup run test lint format locks bench-recall bench-store bench-rewards clean
+.PHONY: help setup run test lint format locks bench-recall bench-store bench-rewards bench-engine bench-engine-short clean
 
 help:            ## Show the targets
 	@grep -hE '^[a-z-]+: .*##' $(MAKEFILE_LIST) | sed -E 's/:.*## */\t/' | expand -t 16
@@ -64,6 +64,12 @@ bench-store: $(STAMP)  ## Measure what hashing and S3 cost beside plain tools
 
 bench-rewards: $(STAMP)  ## Measure how fast math_verify scores, honest and hostile responses
 	$(BIN)/python benchmarks/rewards.py
+
+bench-engine: $(STAMP)  ## CPU time and memory of one update beside conventional training (half an hour)
+	OMP_NUM_THREADS=1 $(BIN)/python benchmarks/engine.py
+
+bench-engine-short: $(STAMP)  ## The same figures at small sizes, to see that they run (two minutes)
+	OMP_NUM_THREADS=1 $(BIN)/python benchmarks/engine.py --short
 
 clean:           ## Remove the environment and everything that was built or run
 	rm -rf $(VENV) build runs $(EXAMPLE)/tiny-model $(EXAMPLE)/rows.jsonl

@@ -1,6 +1,7 @@
 """What every command shares: the output option, and errors as one line and one exit code."""
 
 import functools
+import os
 import sys
 import traceback
 from collections.abc import Callable
@@ -12,6 +13,7 @@ from longstraw_core.artifacts.files import storage_error
 from longstraw_core.cli.output import OutputFormat, print_json
 from longstraw_core.spec import LongStrawError, StageFailed
 from longstraw_core.spec.exit_codes import INTERRUPTED, exit_code
+from longstraw_core.stages.execute import QUIET_AND_OFFLINE
 
 Parameters = ParamSpec("Parameters")
 
@@ -57,6 +59,12 @@ def reports_errors(function: Callable[Parameters, None]) -> Callable[Parameters,
             fail(StageFailed(f"a fault of this program: {type(error).__name__}: {error}"), output)
 
     return wrapped
+
+
+def quiet_libraries() -> None:
+    """Set the libraries' own switches, as a stage does; call it before they are imported."""
+    for name, value in QUIET_AND_OFFLINE.items():
+        os.environ.setdefault(name, value)
 
 
 def fail(error: LongStrawError, output: OutputFormat) -> None:

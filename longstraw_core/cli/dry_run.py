@@ -14,7 +14,8 @@ def show_dry_run(spec: TransactionSpec, work: WorkDirectory, transactions: int, 
     from longstraw_core.training.state_size import estimate_state_bytes
 
     snapshot = Path(spec.model.snapshot)
-    longest = prompt_token_limit(spec.data, read_model_limits(snapshot), spec.sampling.max_response_tokens)
+    limits = read_model_limits(snapshot, spec.model.rope_scaling)
+    longest = prompt_token_limit(spec.data, limits, spec.sampling.max_response_tokens)
     state = estimate_state_bytes(snapshot, spec, longest)
     per_token = (state.total - estimate_state_bytes(snapshot, spec, 1).total) / max(longest - 1, 1)
     stages = [

@@ -5,7 +5,9 @@ import click
 from longstraw_core import __version__
 from longstraw_core.cli.commands.compile import compile_command
 from longstraw_core.cli.commands.gc import gc_command
+from longstraw_core.cli.commands.gradients import gradients_command
 from longstraw_core.cli.commands.model import model_group
+from longstraw_core.cli.commands.parity import parity_command
 from longstraw_core.cli.commands.rewards import rewards_group
 from longstraw_core.cli.commands.run import run_command
 from longstraw_core.cli.commands.schema import schema_command
@@ -33,5 +35,7 @@ for _command in (
     schema_command,
     model_group,
     rewards_group,
+    gradients_command,
+    parity_command,
 ):
     main.add_command(_command)

@@ -3,10 +3,11 @@
 from collections.abc import Callable
 
 import torch
+from torch.utils.checkpoint import checkpoint
 
-from longstraw_core.mixers.family import Family
+from longstraw_core.mixers.family import Family, Layer
 from longstraw_core.mixers.segment import Segment
-from longstraw_core.resident.layer_state import Produced
+from longstraw_core.resident.layer_state import LayerState, Produced
 from longstraw_core.resident.prefix_state import PrefixState
 
 OnProduced = Callable[[int, Produced], None]
@@ -19,6 +20,7 @@ def run_layers(
     state: PrefixState,
     *,
     last_layer_state_only: bool,
+    checkpoint_layers: bool = False,
     on_produced: OnProduced | None = None,
 ) -> torch.Tensor | None:
     """Feed a segment through all layers.
@@ -29,6 +31,7 @@ def run_layers(
         segment: where the segment stands and whether the state's gradient is wanted.
         state: resident state of the tokens before the segment.
         last_layer_state_only: nothing reads the last layer's output (capture, sweep), so leave it out.
+        checkpoint_layers: with autograd, keep only each layer's input and recompute the layer in its backward.
         on_produced: called with (layer, produced state tensors) as soon as a layer is done.
 
     Returns:
@@ -38,11 +41,33 @@ def run_layers(
     last = len(family.layers) - 1
     for index, layer in enumerate(family.layers):
         state_only = last_layer_state_only and index == last
-        mixed = layer.mix(x_TH, segment, state.layers[index], state_only=state_only)
+        if checkpoint_layers and torch.is_grad_enabled():
+            # no dropout anywhere: the recomputation needs no random state
+            out_TH, produced = checkpoint(
+                _run_layer,
+                layer,
+                x_TH,
+                segment,
+                state.layers[index],
+                state_only,
+                use_reentrant=False,
+                preserve_rng_state=False,
+            )
+        else:
+            out_TH, produced = _run_layer(layer, x_TH, segment, state.layers[index], state_only)
         if on_produced is not None:
-            on_produced(index, mixed.produced)
-        if mixed.y_TH is None:
+            on_produced(index, produced)
+        if out_TH is None:
             return None
-        x_TH = x_TH + mixed.y_TH
-        x_TH = x_TH + layer.feed_forward(x_TH)
+        x_TH = out_TH
     return x_TH
+
+
+def _run_layer(
+    layer: Layer, x_TH: torch.Tensor, segment: Segment, state: LayerState, state_only: bool
+) -> tuple[torch.Tensor | None, Produced]:
+    mixed = layer.mix(x_TH, segment, state, state_only=state_only)
+    if mixed.y_TH is None:
+        return None, mixed.produced
+    x_TH = x_TH + mixed.y_TH
+    return x_TH + layer.feed_forward(x_TH), mixed.produced

@@ -201,6 +201,7 @@ class Policy:
                 self._family.segment(state.captured_tokens, len(fed), state_gradient=state_gradient),
                 state,
                 last_layer_state_only=False,
+                checkpoint_layers=self._layout.checkpoint_layers,
             )
             hidden_RH = self._family.final_norm(x_RH)
             logprobs_R, entropy_R = token_logprobs(
@@ -247,6 +248,7 @@ class Policy:
                 self._family.segment(start, end - start, state_gradient=True),
                 state,
                 last_layer_state_only=True,
+                checkpoint_layers=self._layout.checkpoint_layers,
                 on_produced=collect,
             )
         if outputs:

@@ -14,8 +14,8 @@ import torch
 def _scores(q_KGTD: torch.Tensor, k_KND: torch.Tensor, scale: float, diagonal: int | None) -> torch.Tensor:
     """Return scaled scores [K, G, T, N] in fp32; with `diagonal`, row t sees keys n <= t + diagonal only."""
     heads, group, rows, dim = q_KGTD.shape
-    flat = q_KGTD.reshape(heads, group * rows, dim).float()
-    s_KGTN = torch.matmul(flat, k_KND.float().transpose(1, 2)).mul_(scale).view(heads, group, rows, -1)
+    flat = q_KGTD.reshape(heads, group * rows, dim).float() * scale  # far fewer elements than the scores
+    s_KGTN = torch.matmul(flat, k_KND.float().transpose(1, 2)).view(heads, group, rows, -1)
     if diagonal is not None:
         keys = s_KGTN.shape[-1]
         hidden_TN = torch.ones(rows, keys, dtype=torch.bool, device=s_KGTN.device).triu_(diagonal + 1)
@@ -38,11 +38,12 @@ def partial_attention(
         Softmax output [K, G, T, D] and log-sum-exp of the scores [K, G, T], both fp32.
     """
     p_KGTN = _scores(q_KGTD, k_KND, scale, diagonal)
-    lse_KGT = torch.logsumexp(p_KGTN, dim=-1)
-    p_KGTN.sub_(lse_KGT[..., None]).exp_()
+    peak_KGT1 = p_KGTN.amax(dim=-1, keepdim=True)
+    p_KGTN.sub_(peak_KGT1).exp_()
+    mass_KGT1 = p_KGTN.sum(dim=-1, keepdim=True)
     heads, group, rows, keys = p_KGTN.shape
-    out = torch.matmul(p_KGTN.view(heads, group * rows, keys), v_KND.float())
-    return out.view(heads, group, rows, -1), lse_KGT
+    out = torch.matmul(p_KGTN.view(heads, group * rows, keys), v_KND.float()).view(heads, group, rows, -1)
+    return out.div_(mass_KGT1), mass_KGT1.log_().add_(peak_KGT1)[..., 0]
 
 
 def merge_partial(
@@ -81,9 +82,8 @@ def partial_attention_gradient(
     dout = dout_KGTD.reshape(heads, group * rows, -1)
     dv_KND = torch.matmul(p.transpose(1, 2), dout) if key_gradient else None
     ds = torch.matmul(dout, v_KND.float().transpose(1, 2))
-    ds.sub_(delta_KGT.reshape(heads, group * rows, 1)).mul_(p).mul_(scale)
-    dq_KGTD = torch.matmul(ds, k_KND.float()).view(heads, group, rows, dim)
-    dk_KND = (
-        torch.matmul(ds.transpose(1, 2), q_KGTD.reshape(heads, group * rows, dim).float()) if key_gradient else None
-    )
+    ds.sub_(delta_KGT.reshape(heads, group * rows, 1)).mul_(p)
+    dq_KGTD = torch.matmul(ds, k_KND.float()).mul_(scale).view(heads, group, rows, dim)
+    scaled_q = q_KGTD.reshape(heads, group * rows, dim).float() * scale
+    dk_KND = torch.matmul(ds.transpose(1, 2), scaled_q) if key_gradient else None
     return dq_KGTD, dk_KND, dv_KND

@@ -70,10 +70,12 @@ def chunked_delta_rule(
 
     state_VKD = state_VKD.float()
     outputs = []
-    for index in range(q_NVCK.shape[0]):
-        new_VCD = u_NVCD[index] - w_NVCK[index] @ state_VKD
-        outputs.append(q_NVCK[index] @ state_VKD + attend_NVCC[index] @ new_VCD)
-        state_VKD = state_VKD * chunk_decay_NV11[index] + keys_to_end_NVKC[index] @ new_VCD
+    # unbind, not indexing: the backward of an index fills a whole [N, ...] tensor for every chunk
+    parts = (tensor.unbind(0) for tensor in (u_NVCD, w_NVCK, q_NVCK, attend_NVCC, chunk_decay_NV11, keys_to_end_NVKC))
+    for u_VCD, w_VCK, q_VCK, attend_VCC, decay_V11, keys_to_end_VKC in zip(*parts, strict=True):
+        new_VCD = u_VCD - w_VCK @ state_VKD
+        outputs.append(q_VCK @ state_VKD + attend_VCC @ new_VCD)
+        state_VKD = state_VKD * decay_V11 + keys_to_end_VKC @ new_VCD
     out_NVCD = torch.stack(outputs)
     out_TVD = out_NVCD.transpose(1, 2).reshape(tokens + padding, *v_TVD.shape[1:])[:tokens]
     return out_TVD, state_VKD

@@ -14,15 +14,18 @@ import torch
 from longstraw_core.mixers.attention_kernel import merge_partial, partial_attention, partial_attention_gradient
 from longstraw_core.resident.paged_keys_values import PagedPrefix
 
-SCORE_TILE_ELEMENTS = 1 << 23
-"""Scores held at once (32 MiB in fp32); bounds the query rows of a tile."""
+SCORE_TILE_ELEMENTS = 1 << 18
+"""Scores held at once on a CPU: 1 MiB in fp32, which stays in its cache; bounds the query rows of a tile."""
+GPU_SCORE_TILE_ELEMENTS = 1 << 23
+"""The same on a GPU: 32 MiB, enough to fill it."""
 SEGMENT_TILE_TOKENS = 256
 """Keys of the segment itself per tile."""
 
 
-def _row_tiles(first: int, last: int, heads: int, keys: int) -> Iterator[slice]:
+def _row_tiles(first: int, last: int, heads: int, keys: int, device: torch.device) -> Iterator[slice]:
     """Yield slices of query rows [first, last) such that heads * rows * keys stays within the tile budget."""
-    rows = max(1, SCORE_TILE_ELEMENTS // (heads * max(keys, 1)))
+    elements = SCORE_TILE_ELEMENTS if device.type == "cpu" else GPU_SCORE_TILE_ELEMENTS
+    rows = max(1, elements // (heads * max(keys, 1)))
     for begin in range(first, last, rows):
         yield slice(begin, min(begin + rows, last))
 
@@ -60,11 +63,11 @@ class _PagedAttention(torch.autograd.Function):
             merge_partial(out_KGTD[:, :, rows], lse_KGT[:, :, rows], *partial)
 
         for tile in prefix.tiles():
-            for rows in _row_tiles(0, tokens, heads, tile.k_KTD.shape[1]):
+            for rows in _row_tiles(0, tokens, heads, tile.k_KTD.shape[1], q_TND.device):
                 attend(rows, tile.k_KTD, tile.v_KTD, None)
         for begin in range(0, tokens, SEGMENT_TILE_TOKENS):
             keys = slice(begin, min(begin + SEGMENT_TILE_TOKENS, tokens))
-            for rows in _row_tiles(begin, tokens, heads, keys.stop - begin):
+            for rows in _row_tiles(begin, tokens, heads, keys.stop - begin, q_TND.device):
                 attend(rows, k_KTD[:, keys], v_KTD[:, keys], rows.start - begin)
         out_TND = _ungrouped(out_KGTD).to(q_TND.dtype)
         ctx.prefix, ctx.scale = prefix, scale
@@ -110,11 +113,11 @@ class _PagedAttention(torch.autograd.Function):
                 dv_KND += dv
 
         for tile in prefix.tiles():
-            for rows in _row_tiles(0, tokens, heads, tile.k_KTD.shape[1]):
+            for rows in _row_tiles(0, tokens, heads, tile.k_KTD.shape[1], q_TND.device):
                 attend(rows, tile.k_KTD, tile.v_KTD, None, tile.k_sink_KTD, tile.v_sink_KTD)
         for begin in range(0, tokens, SEGMENT_TILE_TOKENS):
             keys = slice(begin, min(begin + SEGMENT_TILE_TOKENS, tokens))
-            for rows in _row_tiles(begin, tokens, heads, keys.stop - begin):
+            for rows in _row_tiles(begin, tokens, heads, keys.stop - begin, q_TND.device):
                 diagonal = rows.start - begin
                 attend(rows, k_KTD[:, keys], v_KTD[:, keys], diagonal, dk_KTD[:, keys], dv_KTD[:, keys])
         return (

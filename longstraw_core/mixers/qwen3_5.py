@@ -9,7 +9,7 @@ from torch import nn
 from longstraw_core.mixers.family import Layer, Mixed, StateBytes
 from longstraw_core.mixers.gated_attention import GatedAttention
 from longstraw_core.mixers.gated_delta_net import GatedDeltaNet
-from longstraw_core.mixers.rotary import inverse_frequencies, rotary_angles
+from longstraw_core.mixers.rotary import rotary_angles, rotary_frequencies
 from longstraw_core.mixers.segment import Segment
 from longstraw_core.resident.layer_state import LayerState
 from longstraw_core.resident.pool import ResidentPool
@@ -60,14 +60,14 @@ class Qwen35Family:
         rope = config.rope_parameters
         head_dim = text.config.head_dim
         rotary_dim = int(head_dim * rope.get("partial_rotary_factor", 1.0))
-        self._inverse = inverse_frequencies(rope["rope_theta"], rotary_dim, self.device)
+        self._inverse, self._amplitude = rotary_frequencies(rope, rotary_dim, self.device)
         self.layers: Sequence[Layer] = [
             Qwen35Layer(module, self._mixer(module, config, page_tokens)) for module in text.layers
         ]
 
     def segment(self, start: int, length: int, *, state_gradient: bool) -> Segment:
         """Return the segment of `length` tokens behind `start` resident ones."""
-        cos_TD, sin_TD = rotary_angles(start, length, self._inverse)
+        cos_TD, sin_TD = rotary_angles(start, length, self._inverse, self._amplitude)
         return Segment(start, length, state_gradient, cos_TD, sin_TD)
 
     def _mixer(self, module: Any, config: Any, page_tokens: int) -> GatedAttention | GatedDeltaNet:
@@ -86,9 +86,6 @@ class Qwen35Family:
         unknown = sorted(set(config.layer_types) - set(LAYER_KINDS))
         if unknown:
             raise SpecError(f"layer type {unknown[0]!r} is not supported; supported are {', '.join(LAYER_KINDS)}")
-        rope_type = config.rope_parameters.get("rope_type", "default")
-        if rope_type != "default":
-            raise SpecError(f"rope type {rope_type!r} is not supported; use a model with rope type 'default'")
         if config.hidden_act != "silu":
             raise SpecError(f"activation {config.hidden_act!r} is not supported; use a model with 'silu'")
 

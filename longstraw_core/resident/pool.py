@@ -9,6 +9,11 @@ from longstraw_core.spec.errors import SpecError
 
 BlockShape = tuple[tuple[int, ...], torch.dtype]
 
+SLAB_BYTES = 64 << 20
+"""Host memory is taken in slabs of this size: above malloc's largest mmap threshold (32 MiB), so that long-lived blocks
+never lie between freed temporaries and keep the heap from shrinking. Untouched parts of a slab cost no memory."""
+_ALIGNMENT = 64
+
 
 def block_bytes(shape: tuple[int, ...], dtype: torch.dtype) -> int:
     """Return the size in bytes of one block of `shape` and `dtype`."""
@@ -31,6 +36,8 @@ class ResidentPool:
         self._owned: dict[str, list[torch.Tensor]] = defaultdict(list)
         self._returned: dict[BlockShape, list[torch.Tensor]] = defaultdict(list)
         self._used_bytes = 0
+        self._slab: torch.UntypedStorage | None = None
+        self._slab_used = 0
 
     @property
     def used_bytes(self) -> int:
@@ -68,10 +75,24 @@ class ResidentPool:
             block.zero_()
         else:
             self._drop_returned(size)
-            block = torch.zeros(shape, dtype=dtype, device=self.device)
+            block = self._new_block(shape, dtype)
         self._owned[owner].append(block)
         self._used_bytes += size
         return block
+
+    def _new_block(self, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
+        """Return a zeroed block with a version counter of its own; on a host its bytes lie in a shared slab."""
+        size = block_bytes(shape, dtype)
+        if self.device.type != "cpu" or size > SLAB_BYTES:
+            return torch.zeros(shape, dtype=dtype, device=self.device)
+        offset = -(-self._slab_used // _ALIGNMENT) * _ALIGNMENT
+        if self._slab is None or offset + size > SLAB_BYTES:
+            self._slab, offset = torch.empty(SLAB_BYTES, dtype=torch.uint8).untyped_storage(), 0
+        self._slab_used = offset + size
+        # `set_`, unlike a view, gives each block its own version counter, which the witness reads
+        block = torch.empty(0, dtype=dtype)
+        block.set_(self._slab, offset // dtype.itemsize, shape)  # type: ignore[call-overload]  # missing in the stubs
+        return block.zero_()
 
     def release(self, owner: str) -> None:
         """Take back every block of `owner`; an owner without blocks is a programming error."""

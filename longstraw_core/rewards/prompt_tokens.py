@@ -7,6 +7,7 @@ from typing import Any, cast
 
 from longstraw_core.spec import SpecError
 from longstraw_core.spec.model import PositiveCount, StrictModel
+from longstraw_core.spec.positions import YarnScaling, allowed_positions
 from longstraw_core.spec.transaction import DataSpec
 
 PromptTokenizer = Callable[[list[dict[str, str]]], list[int]]
@@ -23,11 +24,11 @@ class ModelLimits(StrictModel):
     """Rows of the embedding; token ids are below it."""
 
 
-def read_model_limits(snapshot: Path) -> ModelLimits:
-    """Read the limits from the snapshot's `config.json` (or its `text_config` part).
+def read_model_limits(snapshot: Path, scaling: YarnScaling | None = None) -> ModelLimits:
+    """Read the limits from the snapshot's `config.json` (or its `text_config` part), with `scaling` applied.
 
     Raises:
-        SpecError: the file is missing, is not JSON or does not say.
+        SpecError: the file is missing, is not JSON or does not say, or `scaling` is for another model.
     """
     path = snapshot / "config.json"
     try:
@@ -43,14 +44,15 @@ def read_model_limits(snapshot: Path) -> ModelLimits:
         if type(value) is not int or value < 1:
             raise SpecError(f"{path}: {name} is {value!r}, expected a positive integer; fetch the snapshot again")
         found[name] = value
-    return ModelLimits(positions=found["max_position_embeddings"], vocabulary=found["vocab_size"])
+    positions = allowed_positions(found["max_position_embeddings"], scaling)
+    return ModelLimits(positions=positions, vocabulary=found["vocab_size"])
 
 
 def prompt_token_limit(data: DataSpec, limits: ModelLimits, max_response_tokens: int) -> int:
-    """Return the longest prompt that leaves room for a full response and respects `data.max_prompt_tokens`.
+    """Return the longest prompt that leaves room for a full response: `data.max_prompt_tokens`, or all the room.
 
     Raises:
-        SpecError: no room is left for a prompt.
+        SpecError: no room is left for a prompt, or less than `data.max_prompt_tokens`.
     """
     room = limits.positions - max_response_tokens
     if room < 1:
@@ -58,7 +60,14 @@ def prompt_token_limit(data: DataSpec, limits: ModelLimits, max_response_tokens:
             f"sampling.max_response_tokens is {max_response_tokens}, but the model has {limits.positions} positions "
             "for prompt and response together; lower sampling.max_response_tokens"
         )
-    return room if data.max_prompt_tokens is None else min(room, data.max_prompt_tokens)
+    if data.max_prompt_tokens is None:
+        return room
+    if data.max_prompt_tokens > room:
+        raise SpecError(
+            f"data.max_prompt_tokens {data.max_prompt_tokens} + sampling.max_response_tokens {max_response_tokens} "
+            f"exceed the model's {limits.positions} positions; lower one of them or set model.rope_scaling"
+        )
+    return data.max_prompt_tokens
 
 
 def load_prompt_tokenizer(snapshot: Path) -> PromptTokenizer:

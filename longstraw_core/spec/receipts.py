@@ -6,6 +6,7 @@ from pydantic import Field, model_validator
 
 from longstraw_core.spec.descriptors import Descriptor
 from longstraw_core.spec.model import Count, FiniteFloat, PositiveCount, Sha256, StrictModel
+from longstraw_core.spec.positions import YarnScaling
 
 STATEMENT_TYPE = "https://in-toto.io/Statement/v1"
 RECEIPT_PREDICATE_TYPE = "urn:longstraw:stage-receipt:1"
@@ -65,6 +66,8 @@ class ReceiptPredicate(StrictModel):
     image_digest: Sha256 | None
     """Digest of the container image, None when the stage ran outside a container."""
     gradient: GradientMode
+    rope_scaling: YarnScaling | None = None
+    """Positional scaling that was in force; None means the model's own positions."""
     seed: Count
     inputs: dict[str, Descriptor]
     """Every artifact that was read: receipts of producing stages (`receipt:<stage>`), their outputs

@@ -6,6 +6,7 @@ from pydantic import Field, model_validator
 
 from longstraw_core.spec.model import Count, FiniteFloat, PathText, PositiveCount, Sha256, StrictModel
 from longstraw_core.spec.policy import PolicyName
+from longstraw_core.spec.positions import YarnScaling
 from longstraw_core.spec.receipts import GradientMode
 
 Family = Literal["qwen3_5_text"]
@@ -25,6 +26,8 @@ class ModelSpec(StrictModel):
     """Expected digest of the snapshot's tree manifest; checked before anything is loaded."""
     family: Family
     dtype: Literal["float32", "bfloat16"] = "bfloat16"
+    rope_scaling: YarnScaling | None = None
+    """More positions than the model was trained for, for sampler and trainer alike; None changes nothing."""
 
 
 class LoraSpec(StrictModel):
@@ -148,6 +151,8 @@ class LayoutSpec(StrictModel):
     """Prompt tokens captured, or swept with autograd, at once; bounds the live graph."""
     page_tokens: Annotated[int, Field(strict=True, ge=1, le=1 << 20)] = 256
     """Tokens per resident page."""
+    checkpoint_layers: bool = False
+    """Keep only layer inputs of a replayed response or swept chunk and recompute each layer in its backward."""
 
 
 class ScheduleSpec(StrictModel):

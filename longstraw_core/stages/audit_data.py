@@ -35,7 +35,7 @@ def execute(context: StageContext) -> StageResult:
         )
     if spec.storage.policy is not None:
         check_policy_parent(context.store, spec.storage.policy, context.parent_descriptor)
-    limits = read_model_limits(snapshot)
+    limits = read_model_limits(snapshot, spec.model.rope_scaling)
     check_reward(spec.reward)
     with context.phase("audit rows"):
         audit = audit_rows(

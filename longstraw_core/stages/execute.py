@@ -218,6 +218,7 @@ def _execute(
         source_digest=source_digest(),
         image_digest=image_digest(),
         gradient=request.spec.objective.gradient,
+        rope_scaling=request.spec.model.rope_scaling,
         seed=request.spec.seed,
         inputs=context.inputs,
         outputs=result.outputs,

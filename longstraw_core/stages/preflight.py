@@ -17,7 +17,8 @@ def check_before_start(spec: TransactionSpec) -> None:
     """
     snapshot, rows = Path(spec.model.snapshot), Path(spec.data.path)
     check_snapshot(snapshot, spec.model.family)
-    prompt_token_limit(spec.data, read_model_limits(snapshot), spec.sampling.max_response_tokens)
+    limits = read_model_limits(snapshot, spec.model.rope_scaling)
+    prompt_token_limit(spec.data, limits, spec.sampling.max_response_tokens)
     if not rows.is_file():
         raise SpecError(f"data.path: {rows} is not a file")
     if rows.stat().st_size == 0:

@@ -11,6 +11,7 @@ from transformers import AutoConfig, AutoModelForCausalLM
 
 from longstraw_core.mixers.qwen3_5 import bind_family
 from longstraw_core.spec.errors import IntegrityError, SpecError
+from longstraw_core.spec.positions import YarnScaling, allowed_positions
 from longstraw_core.spec.transaction import LoraSpec, ModelSpec
 from longstraw_core.training.lora import load_adapter
 
@@ -44,9 +45,12 @@ def load_base_model(snapshot_dir: Path, model_spec: ModelSpec, *, device: str = 
         raise SpecError(f"model.snapshot: {snapshot_dir}/config.json cannot be read: {_first_line(error)}") from error
     if config.model_type not in (model_spec.family, model_spec.family.removesuffix("_text")):
         raise SpecError(f"model.snapshot: {snapshot_dir} is a {config.model_type} model, not {model_spec.family}")
+    if model_spec.rope_scaling is not None:
+        _scale_positions(config.get_text_config(), model_spec.rope_scaling)
     try:
         loaded: Any = AutoModelForCausalLM.from_pretrained(
             snapshot_dir,
+            config=config,
             dtype=DTYPES[model_spec.dtype],
             use_safetensors=True,
             local_files_only=True,
@@ -87,6 +91,23 @@ def load_policy_model(
     """
     base = load_base_model(snapshot_dir, model_spec, device=device)
     return load_adapter(base, adapter_dir, expected=lora)
+
+
+def _scale_positions(config: Any, scaling: YarnScaling) -> None:
+    """Write the scaling into the configuration that both transformers and the engine's rotary embedding read."""
+    rope: dict[str, Any] = dict(config.rope_parameters)
+    kind = rope.get("rope_type", "default")
+    if kind != "default":
+        raise SpecError(f"model.rope_scaling: the snapshot already has rope type {kind!r}; remove model.rope_scaling")
+    positions = allowed_positions(config.max_position_embeddings, scaling)
+    config.rope_parameters = rope | {
+        "rope_type": scaling.type,
+        "factor": scaling.factor,
+        "original_max_position_embeddings": scaling.original_positions,
+        "beta_fast": scaling.beta_fast,
+        "beta_slow": scaling.beta_slow,
+    }
+    config.max_position_embeddings = positions
 
 
 def _first_line(error: BaseException) -> str:

@@ -92,6 +92,7 @@ def accumulate_gradients(
                         )
                     loss.backward()
                     state.verify_witness()
+                    del replayed, loss  # or this response's graph would live beside the next one's
                 done += 1
                 if progress is not None:
                     progress("replay", done, total)

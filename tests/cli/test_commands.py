@@ -108,6 +108,13 @@ def test_a_dry_run_shows_everything_and_writes_nothing(spec_file: Path, tmp_path
         (["data.path=" + "x" * 5000], 2, ["data.path", "4096"]),
         (["layout.page_tokens=9007199254740991"], 2, ["layout.page_tokens"]),
         (["data.path={{$}}.jsonl"], 2, ["data.path"]),
+        (["data.max_prompt_tokens=1000000"], 2, ["data.max_prompt_tokens 1000000", "model.rope_scaling"]),
+        (
+            ["model.rope_scaling={type: yarn, factor: 2.0, original_positions: 7}"],
+            2,
+            ["model.rope_scaling.original_positions is 7"],
+        ),
+        (["model.rope_scaling={type: linear, factor: 2.0, original_positions: 7}"], 2, ["rope_scaling"]),
     ],
 )
 def test_a_run_that_cannot_start_leaves_no_directory(

@@ -127,3 +127,12 @@ def test_exact_with_few_targets(targets: tuple[str, ...]) -> None:
     ours, _ = engine_gradients(model, batch, "exact", 25, 16)
     assert relative_error(ours, reference) <= 2e-5
     assert worst_relative_error(ours, reference) <= 5e-5
+
+
+def test_exact_at_2048_prompt_tokens_with_unequal_responses() -> None:
+    model = tiny_policy_model()
+    batch = random_batch(2048, [64, 2])
+    reference = full_gradients(model, batch)
+    ours, _ = engine_gradients(model, batch, "exact", 700, 256)
+    assert relative_error(ours, reference) <= 2e-5
+    assert worst_relative_error(ours, reference) <= 5e-5

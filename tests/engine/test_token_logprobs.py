@@ -40,3 +40,18 @@ def test_nothing_of_the_size_of_the_logits_is_kept_for_backward() -> None:
         token_logprobs(hidden, weight, torch.arange(8), temperature=1.0)
     assert max(saved) == weight.numel()  # the weight itself, by reference
     assert sorted(saved)[-2] <= hidden.numel()
+
+
+def test_a_vocabulary_of_a_quarter_million_equals_torch() -> None:
+    generator = torch.Generator().manual_seed(1)
+    hidden = torch.randn(3, 8, generator=generator).requires_grad_()
+    weight = torch.randn(250_001, 8, generator=generator)
+    tokens = torch.tensor([0, 250_000, 16_384])
+    logprobs, _ = token_logprobs(hidden, weight, tokens, temperature=1.0)
+    dense_hidden = hidden.detach().double().requires_grad_()
+    expected = torch.log_softmax(dense_hidden @ weight.double().t(), -1).gather(1, tokens[:, None])[:, 0]
+    torch.testing.assert_close(logprobs.double(), expected, rtol=1e-5, atol=1e-5)
+    logprobs.sum().backward()
+    expected.sum().backward()
+    assert hidden.grad is not None
+    torch.testing.assert_close(hidden.grad.double(), dense_hidden.grad, rtol=1e-5, atol=1e-5)

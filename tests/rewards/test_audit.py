@@ -263,7 +263,8 @@ def test_the_limit_leaves_room_for_a_full_response(byte_snapshot: Path) -> None:
     data = DataSpec(path="rows.jsonl")
     assert prompt_token_limit(data, limits, 24) == 40
     assert prompt_token_limit(DataSpec(path="rows.jsonl", max_prompt_tokens=10), limits, 24) == 10
-    assert prompt_token_limit(DataSpec(path="rows.jsonl", max_prompt_tokens=50), limits, 24) == 40
+    with pytest.raises(SpecError, match=r"max_prompt_tokens 50 .* exceed the model's 64 positions"):
+        prompt_token_limit(DataSpec(path="rows.jsonl", max_prompt_tokens=50), limits, 24)
     assert prompt_token_limit(data, limits, 63) == 1
     with pytest.raises(SpecError, match=r"lower sampling\.max_response_tokens"):
         prompt_token_limit(data, limits, 64)

@@ -311,3 +311,10 @@ def test_a_data_file_that_changes_between_transactions_is_refused(spec_fields: d
         rows.write("\n")
     with pytest.raises(DataRefused, match="changed since"):
         run(spec, "audit_data", 2)
+
+
+def test_positional_scaling_reaches_every_stage_and_every_receipt(spec_fields: dict[str, Any]) -> None:
+    spec = make_spec(spec_fields, "model.rope_scaling={type: yarn, factor: 2.0, original_positions: 65536}")
+    outcomes = run_transaction(spec, 1)
+    assert {outcome.receipt.predicate.rope_scaling for outcome in outcomes.values()} == {spec.model.rope_scaling}
+    assert spec.model.rope_scaling is not None

@@ -1,0 +1,115 @@
+"""`longstraw gradients`: the finalised gradient of one group, without an optimizer step."""
+
+from pathlib import Path
+from typing import get_args
+
+import click
+
+from longstraw_core.cli.command import output_option, quiet_libraries, reports_errors
+from longstraw_core.cli.output import (
+    OutputFormat,
+    console,
+    human_bytes,
+    human_seconds,
+    make_table,
+    print_json,
+)
+from longstraw_core.spec import SpecError
+from longstraw_core.spec.gradient_batch import parse_gradient_batch
+from longstraw_core.spec.receipts import GradientMode
+from longstraw_core.spec.transaction import LayoutSpec
+
+EXAMPLE = (
+    "Example: longstraw gradients --model examples/recall/tiny-model --adapter adapter --batch batch.json "
+    "--gradient exact --out gradients.safetensors"
+)
+
+
+@click.command("gradients", epilog=EXAMPLE)
+@click.option("--model", type=click.Path(path_type=Path), required=True, help="Hugging Face snapshot directory.")
+@click.option("--adapter", type=click.Path(path_type=Path), required=True, help="PEFT adapter directory.")
+@click.option("--batch", type=click.Path(path_type=Path), required=True, help="JSON file: one prompt, its responses.")
+@click.option("--gradient", type=click.Choice(get_args(GradientMode)), required=True)
+@click.option("--out", type=click.Path(path_type=Path), required=True, help="Safetensors file to write.")
+@click.option("--chunk", type=click.IntRange(min=1), default=2048, show_default=True, help="Prompt tokens at once.")
+@click.option("--cp", type=click.IntRange(min=1), default=1, show_default=True, help="Context-parallel ranks.")
+@click.option("--ep", type=click.IntRange(min=1), default=1, show_default=True, help="Expert-parallel ranks.")
+@click.option(
+    "--dtype",
+    type=click.Choice(["auto", "float32", "bfloat16"]),
+    default="auto",
+    show_default=True,
+    help="Type of the frozen weights; auto is what the snapshot says. Gradients are float32 always.",
+)
+@click.option("--checkpoint-layers", is_flag=True, help="Recompute each layer in its backward: less memory, more time.")
+@output_option
+@reports_errors
+def gradients_command(
+    model: Path,
+    adapter: Path,
+    batch: Path,
+    gradient: GradientMode,
+    out: Path,
+    chunk: int,
+    cp: int,
+    ep: int,
+    dtype: str,
+    checkpoint_layers: bool,
+    output: OutputFormat,
+) -> None:
+    """Compute one group's gradient and write it as float32, by PEFT's state-dict names.
+
+    \b
+    The batch is JSON:
+      {"prompt_token_ids": [...],
+       "responses": [{"token_ids": [...], "advantage": 1.0, "old_logprobs": null}],
+       "clip": [0.2, 0.2], "aggregation": "sequence_mean"}
+    Null old_logprobs mean on-policy. Any fault of an argument or a file is one line and exit code 2.
+    """
+    for flag, ranks in (("--cp", cp), ("--ep", ep)):
+        if ranks > 1:
+            raise SpecError(f"{flag} {ranks}: this command runs in one process; only {flag} 1 is supported")
+    try:
+        parsed = parse_gradient_batch(batch.read_bytes(), str(batch))
+    except OSError as error:
+        raise SpecError(f"{batch}: {error.strerror}") from error
+    if out.is_dir():
+        raise SpecError(f"--out {out}: is a directory; name a file")
+    quiet_libraries()
+
+    from safetensors.torch import save
+
+    from longstraw_core.stages.whole_file import write_whole
+    from longstraw_core.training.gradients import admit_batch, group_gradients, open_policy
+
+    layout = LayoutSpec(prompt_chunk_tokens=chunk, checkpoint_layers=checkpoint_layers)
+    policy = open_policy(model, adapter, layout, gradient=gradient, dtype=dtype)
+    admit_batch(policy, parsed, str(batch))
+    result = group_gradients(policy, parsed)
+    write_whole(out, save(result.gradients, metadata={"format": "pt", "gradient": gradient}))
+    if output == "json":
+        print_json(
+            {
+                "event": "gradients",
+                "gradient": gradient,
+                "out": str(out),
+                "loss": result.loss,
+                "gradient_norm": result.gradient_norm,
+                "logprobs": [list(values) for values in result.logprobs],
+                "peak_memory_bytes": result.peak_memory_bytes,
+                "seconds": {phase.name: round(phase.seconds, 6) for phase in result.phases},
+            }
+        )
+        return
+    click.echo(f"{out}: {len(result.gradients)} tensors, gradient {gradient}")
+    click.echo(
+        f"loss {result.loss:.6g}, gradient norm {result.gradient_norm:.6g}, "
+        f"peak memory {human_bytes(result.peak_memory_bytes)}"
+    )
+    console().print(
+        make_table(
+            ("response", "tokens", "mean log-prob"),
+            [(index, len(values), f"{sum(values) / len(values):.4f}") for index, values in enumerate(result.logprobs)],
+        )
+    )
+    click.echo("  ".join(f"{phase.name} {human_seconds(phase.seconds)}" for phase in result.phases))

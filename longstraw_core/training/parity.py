@@ -1,0 +1,230 @@
+"""The parity gate: the engine's log-probabilities and gradients against conventional full-sequence training."""
+
+import contextlib
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from longstraw_core.engine.policy import Policy
+from longstraw_core.spec.receipts import GradientMode
+from longstraw_core.spec.transaction import LayoutSpec
+from longstraw_core.training.conventional import (
+    ConventionalBatch,
+    ConventionalGradients,
+    ModelSize,
+    conventional_gradients,
+    random_batch,
+    random_policy_model,
+    take_gradients,
+)
+
+MAX_LOGPROB_ERROR = 5e-5
+MAX_RELATIVE_L2 = 2e-5
+MAX_WORST_PARAMETER = 5e-5
+BFLOAT16_MARGIN = 1.1
+"""bf16: the engine's error against fp32 may be this multiple of conventional bf16's: both are rounding noise."""
+_NEGLIGIBLE = 1e-7
+_NEGLIGIBLE_ERROR = 1e-6
+
+
+@dataclass(frozen=True)
+class ParityCase:
+    """What is compared."""
+
+    family: str
+    gradient: GradientMode
+    prompt_tokens: int
+    response_tokens: tuple[int, ...]
+    chunk_tokens: int
+    page_tokens: int
+    layers: int
+    seed: int
+    dtype: str
+    checkpoint_layers: bool
+    device: str
+
+
+@dataclass(frozen=True)
+class Agreement:
+    """How one set of gradients agrees with its reference."""
+
+    name: str
+    tensors: int
+    cosine: float
+    relative_l2: float
+
+
+@dataclass(frozen=True)
+class Check:
+    """One measured figure with its tolerance."""
+
+    name: str
+    value: float
+    tolerance: float
+
+    @property
+    def passed(self) -> bool:
+        """Whether the value is within tolerance; NaN is not."""
+        return self.value <= self.tolerance
+
+
+@dataclass(frozen=True)
+class ParityReport:
+    """The outcome of one case. The gate is every check, above all the worst parameter."""
+
+    case: ParityCase
+    whole: Agreement
+    kinds: tuple[Agreement, ...]
+    worst: Agreement
+    checks: tuple[Check, ...]
+
+    @property
+    def passed(self) -> bool:
+        """Whether every check is within tolerance."""
+        return all(check.passed for check in self.checks)
+
+
+def run_parity(case: ParityCase) -> ParityReport:
+    """Build a random model, compute its gradient both ways, compare.
+
+    fp32 compares directly. bf16 compares both ways with the fp32 conventional gradient of the same weights: the
+    engine may be no further from it than conventional bf16 training is, up to `BFLOAT16_MARGIN`.
+    """
+    batch = random_batch(ModelSize().vocabulary, case.prompt_tokens, case.response_tokens, seed=case.seed + 1)
+    with _full_precision_products():
+        if case.dtype == "float32":
+            model = _model(case, torch.float32)
+            reference = conventional_gradients(case.family, model, batch, gradient=case.gradient)
+            ours, logprobs = engine_gradients(case, model, batch)
+            worst = worst_parameter(ours, reference.gradients)
+            whole = agreement("all", ours, reference.gradients, list(ours))
+            checks = (
+                Check("log-prob max error", _logprob_error(logprobs, reference), MAX_LOGPROB_ERROR),
+                Check("worst parameter relative L2", worst.relative_l2, MAX_WORST_PARAMETER),
+                Check("all parameters relative L2", whole.relative_l2, MAX_RELATIVE_L2),
+            )
+            return ParityReport(case, whole, by_kind(ours, reference.gradients), worst, checks)
+        return _bfloat16_parity(case, batch)
+
+
+def _bfloat16_parity(case: ParityCase, batch: ConventionalBatch) -> ParityReport:
+    low = _model(case, torch.bfloat16)
+    ours, logprobs = engine_gradients(case, low, batch)
+    conventional = conventional_gradients(case.family, low, batch, gradient=case.gradient)
+    exact_model = low.float()  # the same (rounded) weights, computed in fp32
+    reference = conventional_gradients(case.family, exact_model, batch, gradient=case.gradient)
+    whole = agreement("all", ours, reference.gradients, list(ours))
+    theirs = agreement("all", conventional.gradients, reference.gradients, list(ours))
+    conventional_logprobs = _logprob_error(conventional.logprobs, reference)
+    checks = (
+        Check(
+            "log-prob max error, against conventional bf16's",
+            _logprob_error(logprobs, reference),
+            BFLOAT16_MARGIN * conventional_logprobs,
+        ),
+        Check(
+            "all parameters relative L2, against conventional bf16's",
+            whole.relative_l2,
+            BFLOAT16_MARGIN * theirs.relative_l2,
+        ),
+    )
+    worst = worst_parameter(ours, reference.gradients)
+    return ParityReport(case, whole, by_kind(ours, reference.gradients), worst, checks)
+
+
+def engine_gradients(
+    case: ParityCase, model: Any, batch: ConventionalBatch
+) -> tuple[dict[str, torch.Tensor], list[torch.Tensor]]:
+    """Return the engine's gradients, by PEFT's names, and its log-probabilities."""
+    layout = LayoutSpec(
+        prompt_chunk_tokens=case.chunk_tokens,
+        page_tokens=case.page_tokens,
+        checkpoint_layers=case.checkpoint_layers,
+    )
+    policy = Policy(model, layout, gradient=case.gradient)
+    model.zero_grad(set_to_none=True)
+    state = policy.capture(batch.prompt, adapter=policy.captures_with_adapter)
+    logprobs: list[torch.Tensor] = []
+    for response, advantage in zip(batch.responses, batch.advantages, strict=True):
+        logprobs_R = policy.replay(state, response, temperature=1.0).logprobs_R
+        ratio_R = torch.exp(logprobs_R - logprobs_R.detach())
+        (-(ratio_R * advantage).mean() / len(batch.responses)).backward()
+        state.verify_witness()
+        logprobs.append(logprobs_R.detach())
+    if case.gradient == "exact":
+        policy.reverse_sweep(state)
+    state.release()
+    gradients = take_gradients(model)
+    model.zero_grad(set_to_none=True)
+    return gradients, logprobs
+
+
+def agreement(
+    name: str, ours: dict[str, torch.Tensor], reference: dict[str, torch.Tensor], names: Sequence[str]
+) -> Agreement:
+    """Compare the tensors called `names`, taken together."""
+    dot = own = true = error = 0.0
+    for key in names:
+        a, b = ours[key].double().flatten(), reference[key].double().flatten()
+        dot += float(a @ b)
+        own += float(a @ a)
+        true += float(b @ b)
+        error += float((a - b) @ (a - b))
+    cosine = dot / (own * true) ** 0.5 if own > 0.0 and true > 0.0 else float(own == true)
+    relative = (error / true) ** 0.5 if true > 0.0 else math.inf if error > 0.0 else 0.0
+    return Agreement(name, len(names), cosine, relative)
+
+
+def by_kind(ours: dict[str, torch.Tensor], reference: dict[str, torch.Tensor]) -> tuple[Agreement, ...]:
+    """Compare per kind of module (`q_proj`, …), all layers together."""
+    kinds: dict[str, list[str]] = {}
+    for key in ours:
+        kinds.setdefault(key.split(".lora_")[0].rsplit(".", 1)[-1], []).append(key)
+    return tuple(agreement(kind, ours, reference, names) for kind, names in sorted(kinds.items()))
+
+
+def worst_parameter(ours: dict[str, torch.Tensor], reference: dict[str, torch.Tensor]) -> Agreement:
+    """The parameter with the largest relative error.
+
+    A parameter whose true gradient is zero to fp32 (the key of a token that attends only to itself) has no relative
+    error; it must have none to 1e-6 of the whole gradient, else it is the worst with an infinite error.
+    """
+    if ours.keys() != reference.keys():
+        raise AssertionError(f"parameters differ: {sorted(ours.keys() ^ reference.keys())}")
+    whole = sum(float(value.double().pow(2).sum()) for value in reference.values()) ** 0.5
+    worst = Agreement("none", 0, 1.0, 0.0)
+    for key, true in reference.items():
+        found = agreement(key, ours, reference, [key])
+        if float(true.double().norm()) <= _NEGLIGIBLE * whole:
+            error = float((ours[key].double() - true.double()).norm())
+            relative = math.inf if error > _NEGLIGIBLE_ERROR * whole else 0.0
+            found = Agreement(key, 1, found.cosine, relative)
+        if math.isnan(found.relative_l2):
+            found = Agreement(key, 1, found.cosine, math.inf)
+        if found.relative_l2 > worst.relative_l2:
+            worst = found
+    return worst
+
+
+def _logprob_error(ours: Sequence[torch.Tensor], reference: ConventionalGradients) -> float:
+    return max(float((a - b).abs().max()) for a, b in zip(ours, reference.logprobs, strict=True))
+
+
+def _model(case: ParityCase, dtype: torch.dtype) -> Any:
+    size = ModelSize(layers=case.layers, positions=max(4096, case.prompt_tokens + max(case.response_tokens)))
+    model = random_policy_model(case.family, size, gradient=case.gradient, seed=case.seed, dtype=dtype)
+    return model.to(case.device)
+
+
+@contextlib.contextmanager
+def _full_precision_products() -> Iterator[None]:
+    """Full fp32 products on a GPU: TF32 would hide what is measured."""
+    allowed = torch.backends.cuda.matmul.allow_tf32
+    torch.backends.cuda.matmul.allow_tf32 = False
+    try:
+        yield
+    finally:
+        torch.backends.cuda.matmul.allow_tf32 = allowed
