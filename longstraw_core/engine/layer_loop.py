@@ -44,5 +44,5 @@ def run_layers(
         if mixed.y_TH is None:
             return None
         x_TH = x_TH + mixed.y_TH
-        x_TH = x_TH + layer.feed_forward(x_TH)
+        x_TH = x_TH + layer.feed_forward(x_TH, segment, state.layers[index])
     return x_TH

@@ -22,11 +22,13 @@ class ResidentPool:
     """Hands out fixed-size blocks (each its own storage) up to a capacity that is known beforehand.
 
     A block is one tensor with its own storage and version counter, so that a witness can tell exactly which one
-    was written. Returned blocks are kept and handed out again for the same shape and dtype.
+    was written. Returned blocks are kept and handed out again for the same shape and dtype. With `pinned`, the
+    blocks are page-locked host memory that a device can copy from while it computes.
     """
 
-    def __init__(self, device: torch.device, capacity_bytes: int | None = None) -> None:
+    def __init__(self, device: torch.device, capacity_bytes: int | None = None, *, pinned: bool = False) -> None:
         self.device = device
+        self._pinned = pinned
         self.capacity_bytes = free_memory_bytes(device) if capacity_bytes is None else capacity_bytes
         self._owned: dict[str, list[torch.Tensor]] = defaultdict(list)
         self._returned: dict[BlockShape, list[torch.Tensor]] = defaultdict(list)
@@ -68,7 +70,7 @@ class ResidentPool:
             block.zero_()
         else:
             self._drop_returned(size)
-            block = torch.zeros(shape, dtype=dtype, device=self.device)
+            block = torch.zeros(shape, dtype=dtype, device=self.device, pin_memory=self._pinned)
         self._owned[owner].append(block)
         self._used_bytes += size
         return block

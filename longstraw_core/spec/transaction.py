@@ -7,7 +7,7 @@ from pydantic import Field, model_validator
 from longstraw_core.spec.model import Count, FiniteFloat, PositiveCount, Sha256, StrictModel
 from longstraw_core.spec.receipts import GradientMode
 
-Family = Literal["qwen3_5_text"]
+Family = Literal["qwen3_5_text", "glm_moe_dsa"]
 TargetPreset = Literal["attention", "attention+mlp", "all"]
 PositiveFloat = Annotated[FiniteFloat, Field(gt=0.0)]
 UnitFloat = Annotated[FiniteFloat, Field(ge=0.0, lt=1.0)]

@@ -7,7 +7,7 @@ from typing import Any
 from longstraw_core.spec import SpecError
 
 _REQUIRED = ("config.json", "tokenizer.json", "tokenizer_config.json")
-_MODEL_TYPES = {"qwen3_5_text": ("qwen3_5_text",)}
+_MODEL_TYPES = {"qwen3_5_text": ("qwen3_5_text",), "glm_moe_dsa": ("glm_moe_dsa",)}
 
 
 def read_snapshot_config(snapshot: Path) -> dict[str, Any]:

@@ -8,7 +8,7 @@ import torch
 from peft import PeftModel
 from transformers import AutoConfig, AutoModelForCausalLM
 
-from longstraw_core.mixers.qwen3_5 import bind_family
+from longstraw_core.mixers.families import bind_family
 from longstraw_core.spec.errors import IntegrityError, SpecError
 from longstraw_core.spec.transaction import LoraSpec, ModelSpec
 from longstraw_core.training.lora import load_adapter
