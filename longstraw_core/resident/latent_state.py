@@ -155,7 +155,7 @@ class LatentState:
     # Life cycle
 
     def append(self, produced: Produced, token_count: int, *, keep_boundary: bool) -> None:
-        """Write latents with rope keys [T, D], and index keys [T, I] when the layer has them, behind the stored ones."""
+        """Write rows (latent, rope key) [T, D], and index keys [T, I] if the layer has any, behind the stored ones."""
         del keep_boundary  # pages need no boundary copies
         if self._length + token_count > self._tokens:
             self._refuse_overflow(token_count)

@@ -134,3 +134,67 @@ def adapter_off_on_prompt(model: PeftModel, prompt_tokens: int) -> Iterator[None
     finally:
         for handle in handles:
             handle.remove()
+
+
+class Choices:
+    """Token selections and expert choices that transformers made, by module and absolute position."""
+
+    def __init__(self) -> None:
+        self.by_module: dict[int, torch.Tensor] = {}
+
+    def rows(self, module: object, start: int, length: int) -> torch.Tensor:
+        return self.by_module[id(module)][start : start + length].long()
+
+
+@contextmanager
+def recorded_choices(model: PeftModel) -> Iterator[Choices]:
+    """Record what indexers and routers choose in full forwards; the last forward counts."""
+    choices = Choices()
+
+    def keep(module: torch.nn.Module, _: object, output: object) -> None:
+        chosen = output[0] if isinstance(output, torch.Tensor) else output[2]  # type: ignore[index]
+        choices.by_module[id(module)] = chosen
+
+    handles = [
+        module.register_forward_hook(keep)
+        for name, module in model.named_modules()
+        if name.endswith((".indexer", ".mlp.gate"))
+    ]
+    try:
+        yield choices
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
+@contextmanager
+def engine_pinned_to(choices: Choices) -> Iterator[None]:
+    """Make the engine choose what transformers chose wherever it decides freely.
+
+    Two fp32 computations in another order of summation may differ by an ulp; where two scores are that close, they
+    rank them differently, and one flipped token or expert changes a gradient by 1e-4 to 1e-2. That is no error of
+    either, so parity at lengths where such near-ties occur is measured with equal choices. What the engine records
+    and reuses stays its own code.
+    """
+    from longstraw_core.mixers import latent_attention, routed_experts
+
+    select, feed_forward = latent_attention.LatentAttention._select, routed_experts.RoutedExperts.feed_forward
+    current: dict[str, torch.Tensor] = {}
+
+    def pinned_select(self: object, x: torch.Tensor, q: torch.Tensor, keys: torch.Tensor, segment, state):  # type: ignore[no-untyped-def]
+        first = min(max(INDEX_TOP_K - segment.start, 0), segment.length)
+        rows = choices.rows(self._module.indexer, segment.start + first, segment.length - first)  # type: ignore[attr-defined]
+        current["selected"] = rows.sort(-1).values
+        return select(self, x, q, keys, segment, state)  # type: ignore[arg-type]
+
+    def pinned_feed_forward(self: object, x: torch.Tensor, segment, state):  # type: ignore[no-untyped-def]
+        current["experts"] = choices.rows(self._module.gate, segment.start, segment.length)  # type: ignore[attr-defined]
+        return feed_forward(self, x, segment, state)  # type: ignore[arg-type]
+
+    with (
+        patch.object(latent_attention.LatentAttention, "_select", pinned_select),
+        patch.object(latent_attention, "select_tokens", lambda *_, **__: current["selected"]),
+        patch.object(routed_experts.RoutedExperts, "feed_forward", pinned_feed_forward),
+        patch.object(routed_experts.RoutedExperts, "_choose", lambda *_: current["experts"]),
+    ):
+        yield
