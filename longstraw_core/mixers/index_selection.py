@@ -38,14 +38,16 @@ def lowest_top_k(scores_RT: torch.Tensor, top_k: int) -> torch.Tensor:
     Raises:
         NumericError: a score is not a number.
     """
+    rows = scores_RT.shape[0]
     cut_R1 = scores_RT.topk(top_k, dim=-1, sorted=False).values.amin(-1, keepdim=True)
-    chosen_RT = scores_RT > cut_R1
-    tied_RT = scores_RT == cut_R1
-    room_R1 = top_k - chosen_RT.sum(-1, keepdim=True)
-    if bool((tied_RT.sum(-1, keepdim=True) > room_R1).any()):
-        tied_RT &= tied_RT.cumsum(-1) <= room_R1
-    positions = (chosen_RT | tied_RT).nonzero()[:, 1]
-    if positions.numel() != scores_RT.shape[0] * top_k:
+    chosen_RT = scores_RT >= cut_R1
+    positions = chosen_RT.nonzero()[:, 1]
+    if positions.numel() != rows * top_k:  # more than fit stand exactly at the cut
+        tied_RT = scores_RT == cut_R1
+        room_R1 = top_k - (scores_RT > cut_R1).sum(-1, keepdim=True)
+        chosen_RT &= ~tied_RT | (tied_RT.cumsum(-1) <= room_R1)
+        positions = chosen_RT.nonzero()[:, 1]
+    if positions.numel() != rows * top_k:
         raise NumericError("index scores are not numbers: the hidden states have overflowed")
     return positions.view(-1, top_k)
 

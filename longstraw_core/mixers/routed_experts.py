@@ -19,41 +19,33 @@ class _GroupedLinear(torch.autograd.Function):
     """Rows [S, in], sorted by expert, times each expert's weight [out, in]; the kernel seam for a grouped GEMM."""
 
     @staticmethod
-    def forward(ctx: Any, x_SI: torch.Tensor, weight_EOI: torch.Tensor, bounds: list[int]) -> torch.Tensor:  # type: ignore[override]
-        y_SO = x_SI.new_empty((x_SI.shape[0], weight_EOI.shape[1]))
-        for expert, rows in _runs(bounds):
-            torch.mm(x_SI[rows], weight_EOI[expert].t(), out=y_SO[rows])
-        ctx.bounds = bounds
+    def forward(ctx: Any, x_SI: torch.Tensor, weight_EOI: torch.Tensor, counts: list[int]) -> torch.Tensor:  # type: ignore[override]
+        ctx.counts = counts
         ctx.save_for_backward(x_SI if ctx.needs_input_grad[1] else None, weight_EOI)
-        return y_SO
+        weights = weight_EOI.transpose(1, 2).unbind()
+        return torch.cat([torch.mm(x, w) for x, w in zip(x_SI.split(counts), weights, strict=True)])
 
     @staticmethod
     def backward(ctx: Any, dy_SO: torch.Tensor) -> tuple[torch.Tensor | None, ...]:  # type: ignore[override]
         x_SI, weight_EOI = ctx.saved_tensors
-        dx_SI = dy_SO.new_empty((dy_SO.shape[0], weight_EOI.shape[2])) if ctx.needs_input_grad[0] else None
-        dweight_EOI = torch.zeros_like(weight_EOI) if ctx.needs_input_grad[1] else None
-        for expert, rows in _runs(ctx.bounds):
-            if dx_SI is not None:
-                torch.mm(dy_SO[rows], weight_EOI[expert], out=dx_SI[rows])
-            if dweight_EOI is not None:
-                torch.mm(dy_SO[rows].t(), x_SI[rows], out=dweight_EOI[expert])
+        parts = dy_SO.split(ctx.counts)
+        dx_SI = dweight_EOI = None
+        if ctx.needs_input_grad[0]:
+            dx_SI = torch.cat([torch.mm(dy, w) for dy, w in zip(parts, weight_EOI.unbind(), strict=True)])
+        if ctx.needs_input_grad[1]:
+            inputs = x_SI.split(ctx.counts)
+            dweight_EOI = torch.stack([torch.mm(dy.t(), x) for dy, x in zip(parts, inputs, strict=True)])
         return dx_SI, dweight_EOI, None
 
 
-def _runs(bounds: list[int]) -> list[tuple[int, slice]]:
-    """The non-empty runs of rows, by expert; `bounds` are the cumulative counts."""
-    begins = [0, *bounds[:-1]]
-    return [(expert, slice(a, b)) for expert, (a, b) in enumerate(zip(begins, bounds, strict=True)) if b > a]
-
-
 def _grouped_linear(
-    x_SI: torch.Tensor, weight_EOI: torch.Tensor, updates: list[LowRank], bounds: list[int]
+    x_SI: torch.Tensor, weight_EOI: torch.Tensor, updates: list[LowRank], counts: list[int]
 ) -> torch.Tensor:
     """Apply each expert's weight and low-rank updates; no update is ever expanded to the size of the weight."""
-    y_SO = _GroupedLinear.apply(x_SI, weight_EOI, bounds)
+    y_SO = _GroupedLinear.apply(x_SI, weight_EOI, counts)
     for a_ERI, b_EOR, scale in updates:
-        narrow_SR = _GroupedLinear.apply(x_SI.to(a_ERI.dtype), a_ERI, bounds)
-        y_SO = y_SO + (_GroupedLinear.apply(narrow_SR, b_EOR, bounds) * scale).to(y_SO.dtype)  # type: ignore[operator]
+        narrow_SR = _GroupedLinear.apply(x_SI.to(a_ERI.dtype), a_ERI, counts)
+        y_SO = y_SO + (_GroupedLinear.apply(narrow_SR, b_EOR, counts) * scale).to(y_SO.dtype)  # type: ignore[operator]
     return y_SO  # type: ignore[return-value]
 
 
@@ -95,12 +87,11 @@ class RoutedExperts:
         experts, updates = expert_weights(self._module.experts)
         tokens, top_k = chosen_TK.shape
         order_S = chosen_TK.reshape(-1).argsort(stable=True)
-        counts = torch.bincount(chosen_TK.reshape(-1), minlength=experts.num_experts)
-        bounds = counts.cumsum(0).tolist()
+        counts = torch.bincount(chosen_TK.reshape(-1), minlength=experts.num_experts).tolist()
         # an expanded copy and a permutation, not a gather with duplicates: its backward is a sum in fixed order
         x_SH = x_TH[:, None].expand(tokens, top_k, x_TH.shape[1]).reshape(tokens * top_k, -1)[order_S]
-        gate_up_SI = _grouped_linear(x_SH, experts.gate_up_proj, updates.get("gate_up_proj", []), bounds)
+        gate_up_SI = _grouped_linear(x_SH, experts.gate_up_proj, updates.get("gate_up_proj", []), counts)
         gate_SI, up_SI = gate_up_SI.chunk(2, dim=-1)
-        y_SH = _grouped_linear(F.silu(gate_SI) * up_SI, experts.down_proj, updates.get("down_proj", []), bounds)
+        y_SH = _grouped_linear(F.silu(gate_SI) * up_SI, experts.down_proj, updates.get("down_proj", []), counts)
         y_TKH = y_SH[order_S.argsort()].view(tokens, top_k, -1)
         return (y_TKH * weights_TK[..., None]).sum(1).to(x_TH.dtype)

@@ -57,8 +57,9 @@ def _tiles(inputs: _Inputs, prefix_PD: torch.Tensor) -> Iterator[_Tile]:
             keys.index_copy_(0, where, inputs.own_TD.index_select(0, positions[where] - start).float())
         keys_RKD = keys.view(*positions_RK.shape, -1)
         s_RNK = _by_origin(own_RK, inputs.q_TND[rows], _rows(inputs.q_prefix_TND, rows), keys_RKD).mul_(inputs.scale)
-        query_R = torch.arange(start + rows.start, start + rows.stop, device=positions.device)
-        s_RNK.masked_fill_((positions_RK > query_R[:, None])[:, None], float("-inf"))
+        if start + rows.start < width:  # queries that see fewer tokens than a row holds: the rest is padding
+            query_R = torch.arange(start + rows.start, start + rows.stop, device=positions.device)
+            s_RNK.masked_fill_((positions_RK > query_R[:, None])[:, None], float("-inf"))
         yield _Tile(rows, positions, own_RK, keys_RKD, torch.softmax(s_RNK, dim=-1))
 
 
