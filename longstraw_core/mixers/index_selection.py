@@ -111,10 +111,12 @@ def _causal_scores(
     start, own = prefix_keys_PI.shape[0], first_row + rows
     scores_RT = torch.empty((rows, start + own), dtype=torch.float32, device=q_RNI.device)
     q = q_RNI.reshape(rows * heads, dim)
+    scratch = torch.empty(rows * heads * KEY_TILE, dtype=torch.float32, device=q.device)
     for keys_SI, offset in ((prefix_keys_PI, 0), (own_keys_TI[:own], start)):
         for begin in range(0, keys_SI.shape[0], KEY_TILE):
             tile_SI = keys_SI[begin : begin + KEY_TILE].float()
-            s_RNS = torch.matmul(q, tile_SI.t()).mul_(scale).relu_().view(rows, heads, -1)
+            s_XS = scratch[: rows * heads * tile_SI.shape[0]].view(rows * heads, -1)
+            s_RNS = torch.mm(q, tile_SI.t(), out=s_XS).mul_(scale).relu_().view(rows, heads, -1)
             target = slice(offset + begin, offset + begin + tile_SI.shape[0])
             scores_RT[:, target] = torch.bmm(w_RN[:, None], s_RNS)[:, 0]
     own_RT = scores_RT[:, start:]

@@ -11,11 +11,12 @@ from contextlib import nullcontext
 from typing import Any, NamedTuple
 
 import torch
+import torch.nn.functional as F
 
 from longstraw_core.resident.latent_state import LatentState
 
-TILE_ELEMENTS = 1 << 20
-"""Gathered values held at once; bounds the queries of a tile."""
+TILE_ELEMENTS = {"cpu": 1 << 18, "cuda": 1 << 26}
+"""Gathered values held at once (1 MiB in fp32 on a CPU: within its cache); bounds the queries of a tile."""
 
 
 class _Tile(NamedTuple):
@@ -39,28 +40,38 @@ class _Inputs(NamedTuple):
 
 
 def _tiles(inputs: _Inputs, prefix_PD: torch.Tensor) -> Iterator[_Tile]:
-    """Gather what the queries selected and compute their attention probabilities, tile by tile."""
+    """Gather what the queries selected and compute their attention probabilities, tile by tile.
+
+    The gathered rows of a tile are valid until the next one: all tiles share one buffer, because fresh memory for
+    each would cost more than the gather.
+    """
     start = inputs.start
     tokens, width = inputs.selection_TK.shape
-    step = max(1, TILE_ELEMENTS // (width * inputs.own_TD.shape[1]))
+    step = _tile_rows(inputs)
+    gathered_XD = inputs.own_TD.new_empty((min(step, tokens) * width, inputs.own_TD.shape[1]))
     for begin in range(0, tokens, step):
         rows = slice(begin, min(begin + step, tokens))
         positions_RK = inputs.selection_TK[rows].to(torch.int64)
         positions = positions_RK.reshape(-1)
         own_RK = positions_RK >= start
+        keys_XD = gathered_XD[: positions.shape[0]]
         if start == 0:
-            keys = inputs.own_TD.index_select(0, positions).float()
+            torch.index_select(inputs.own_TD, 0, positions, out=keys_XD)
         else:
-            own = own_RK.reshape(-1)
-            keys = prefix_PD.index_select(0, positions.masked_fill(own, 0)).float()
-            where = own.nonzero()[:, 0]
-            keys.index_copy_(0, where, inputs.own_TD.index_select(0, positions[where] - start).float())
-        keys_RKD = keys.view(*positions_RK.shape, -1)
+            torch.index_select(prefix_PD, 0, positions.clamp(max=start - 1), out=keys_XD)
+            where = own_RK.reshape(-1).nonzero()[:, 0]
+            keys_XD.index_copy_(0, where, inputs.own_TD.index_select(0, positions[where] - start))
+        keys_RKD = keys_XD.float().view(*positions_RK.shape, -1)
         s_RNK = _by_origin(own_RK, inputs.q_TND[rows], _rows(inputs.q_prefix_TND, rows), keys_RKD).mul_(inputs.scale)
         if start + rows.start < width:  # queries that see fewer tokens than a row holds: the rest is padding
             query_R = torch.arange(start + rows.start, start + rows.stop, device=positions.device)
             s_RNK.masked_fill_((positions_RK > query_R[:, None])[:, None], float("-inf"))
         yield _Tile(rows, positions, own_RK, keys_RKD, torch.softmax(s_RNK, dim=-1))
+
+
+def _tile_rows(inputs: _Inputs) -> int:
+    row_elements = inputs.selection_TK.shape[1] * inputs.own_TD.shape[1]
+    return max(1, TILE_ELEMENTS.get(inputs.own_TD.device.type, TILE_ELEMENTS["cpu"]) // row_elements)
 
 
 def _rows(x_TND: torch.Tensor | None, rows: slice) -> torch.Tensor | None:
@@ -117,6 +128,11 @@ class _SelectedAttention(torch.autograd.Function):
         dq_prefix_TND = None if q_prefix_TND is None else torch.empty_like(dq_TND)
         down_TD = torch.zeros(own_TD.shape, dtype=torch.float32, device=own_TD.device)
         with_sink = ctx.state_gradient and start > 0
+        scratch = torch.empty(
+            min(_tile_rows(inputs), q_TND.shape[0]) * selection_TK.shape[1] * own_TD.shape[1],
+            dtype=torch.float32,
+            device=q_TND.device,
+        )
         with ctx.state.gradient_sink(start) if with_sink else nullcontext() as sink_PD:
             for tile in _tiles(inputs, ctx.state.latents(start, backward=True)):
                 dout_RNL = dout_TNL[tile.rows]
@@ -130,7 +146,7 @@ class _SelectedAttention(torch.autograd.Function):
                     own_R1K = tile.own_RK[:, None]
                     dq_TND[tile.rows] = torch.matmul(ds_RNK * own_R1K, tile.keys_RKD)
                     dq_prefix_TND[tile.rows] = torch.matmul(ds_RNK * ~own_R1K, tile.keys_RKD)
-                _add_key_gradient(tile, ds_RNK, q_TND[tile.rows].float(), dout_RNL, start, down_TD, sink_PD)
+                _add_key_gradient(tile, ds_RNK, q_TND[tile.rows].float(), dout_RNL, start, down_TD, sink_PD, scratch)
         return (
             dq_TND.to(q_TND.dtype),
             None if dq_prefix_TND is None else dq_prefix_TND.to(q_TND.dtype),
@@ -147,18 +163,21 @@ def _add_key_gradient(
     start: int,
     down_TD: torch.Tensor,
     sink_PD: torch.Tensor | None,
+    scratch: torch.Tensor,
 ) -> None:
     """Add the gradient of the gathered rows to the segment's own rows and, when asked, to the resident sink."""
-    latent = dout_RNL.shape[-1]
+    rows, _, dim = q_RND.shape
     width = tile.own_RK.shape[1]
     if sink_PD is None:  # a selection ascends: own tokens stand in the last columns
         width = int(tile.own_RK.sum(1).max())
         if width == 0:
             return
     tail = slice(tile.own_RK.shape[1] - width, None)
-    dkeys_RKD = torch.matmul(ds_RNK[..., tail].transpose(1, 2), q_RND)
-    dkeys_RKD[..., :latent] += torch.matmul(tile.p_RNK[..., tail].transpose(1, 2), dout_RNL)
-    dkeys = dkeys_RKD.view(-1, dkeys_RKD.shape[-1])
+    # one product for what rows receive as keys and, in their latent part, as values
+    weights_RMK = torch.cat((ds_RNK[..., tail], tile.p_RNK[..., tail]), dim=1)
+    received_RMD = torch.cat((q_RND, F.pad(dout_RNL, (0, dim - dout_RNL.shape[-1]))), dim=1)
+    dkeys = scratch[: rows * width * dim].view(rows * width, dim)
+    torch.bmm(weights_RMK.transpose(1, 2), received_RMD, out=dkeys.view(rows, width, dim))
     positions = tile.positions.view(-1, tile.own_RK.shape[1])[:, tail].reshape(-1)
     if start == 0:
         down_TD.index_add_(0, positions, dkeys)
