@@ -70,4 +70,4 @@ def _run_layer(
     if mixed.y_TH is None:
         return None, mixed.produced
     x_TH = x_TH + mixed.y_TH
-    return x_TH + layer.feed_forward(x_TH), mixed.produced
+    return x_TH + layer.feed_forward(x_TH, segment, state), mixed.produced

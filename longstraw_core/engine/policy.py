@@ -11,8 +11,8 @@ import torch
 from longstraw_core.engine.admission import admit_length, admit_temperature, admit_tokens
 from longstraw_core.engine.layer_loop import run_layers
 from longstraw_core.engine.token_logprobs import token_logprobs
+from longstraw_core.mixers.families import bind_family
 from longstraw_core.mixers.family import Layer, StateBytes
-from longstraw_core.mixers.qwen3_5 import bind_family
 from longstraw_core.resident.files import read_manifest
 from longstraw_core.resident.identity import PrefixIdentity
 from longstraw_core.resident.layer_state import LayerState, Produced
@@ -41,12 +41,13 @@ def state_bytes(layers: Sequence[Layer], layout: LayoutSpec, gradient: GradientM
     tokens = prompt_tokens - 1
     exact = gradient == "exact"
     boundaries = max(-(-tokens // layout.prompt_chunk_tokens) - 1, 0) if exact else 0
-    parts = [layer.state_bytes(tokens, boundaries) for layer in layers]
+    parts = [layer.state_bytes(tokens, boundaries, swept=exact) for layer in layers]
     return StateBytes(
         pages=sum(part.pages for part in parts),
         recurrent=sum(part.recurrent for part in parts),
         boundaries=sum(part.boundaries for part in parts),
         gradient_sinks=sum(part.gradient_sinks for part in parts) if exact else 0,
+        choices=sum(part.choices for part in parts),
     )
 
 
@@ -54,10 +55,10 @@ class Policy:
     """A PEFT-wrapped causal language model over resident prompt state.
 
     Args:
-        model: PEFT model whose base is a `Qwen3_5ForCausalLM` (or the multimodal wrapper); its base is frozen.
+        model: PEFT model whose base belongs to a supported family; its base is frozen.
         layout: chunk and page sizes.
         gradient: which gradient is computed (docs/concepts.md).
-        state_capacity_bytes: memory for resident state; None takes what the device has free now.
+        state_capacity_bytes: memory for resident state; None takes what is free now where it is kept.
 
     Raises:
         SpecError: model type, layer type or rope type is not supported, or the LM head is trained.
@@ -76,11 +77,14 @@ class Policy:
         self.gradient: GradientMode = gradient
         self._layout = layout
         self._family = bind_family(base, page_tokens=layout.page_tokens)
+        if layout.checkpoint_layers and not self._family.layers_recompute_alone:
+            raise SpecError("layout.checkpoint_layers: layers of this family share selected positions; switch it off")
         if not isinstance(self._family.head, torch.nn.Linear) or self._family.head.weight.requires_grad:
             raise SpecError("the language-model head cannot be trained: remove lm_head from lora.targets")
         if isinstance(self._family.embedding, torch.nn.Embedding) and self._family.embedding.weight.requires_grad:
             raise SpecError("the embedding cannot be trained: remove embed_tokens from lora.targets")
-        self.pool = ResidentPool(self._family.device, state_capacity_bytes)
+        kept, used = self._family.state_device, self._family.device
+        self.pool = ResidentPool(kept, state_capacity_bytes, pinned=kept.type == "cpu" and used.type == "cuda")
 
     @property
     def vocabulary(self) -> int:
@@ -120,16 +124,18 @@ class Policy:
         if adapter and not self.captures_with_adapter:
             raise SpecError("gradient mode response_adapter captures prompts with the adapter off")
         self.pool.require(self.state_bytes(len(prompt_token_ids)).captured, f"prompt of {len(prompt_token_ids)} tokens")
-        state = PrefixState(self.pool, prompt_token_ids, self._new_layer_states)
-        keep_boundaries = self.gradient == "exact" and adapter  # nothing is swept through the reference
+        state = self._new_state(prompt_token_ids)
+        swept = self.gradient == "exact" and adapter  # nothing is swept through the reference
 
         def store(layer: int, produced: Produced) -> None:
-            state.append(layer, produced, segment.length, keep_boundary=keep_boundaries)
+            state.append(layer, produced, segment.length, keep_boundary=swept)
 
         try:
             with torch.no_grad(), self._adapter(on=adapter):
                 for start, end in self._chunks(state.captured_tokens):
-                    segment = self._family.segment(start, end - start, state_gradient=False)
+                    segment = self._family.segment(
+                        start, end - start, state_gradient=False, choices="record" if swept else "free"
+                    )
                     run_layers(
                         self._family,
                         self._tensor(state.prompt_token_ids[start:end]),
@@ -159,7 +165,7 @@ class Policy:
         admit_tokens(manifest.prompt_token_ids, vocabulary=self.vocabulary, name="prompt")
         admit_length(len(manifest.prompt_token_ids), 1, max_positions=self.max_positions)
         self.pool.require(self.state_bytes(len(manifest.prompt_token_ids)).captured, f"prompt state {directory}")
-        state = PrefixState(self.pool, manifest.prompt_token_ids, self._new_layer_states)
+        state = self._new_state(manifest.prompt_token_ids)
         try:
             state.restore(directory, expected)
         except BaseException:
@@ -198,7 +204,12 @@ class Policy:
             x_RH = run_layers(
                 self._family,
                 self._tensor(fed),
-                self._family.segment(state.captured_tokens, len(fed), state_gradient=state_gradient),
+                self._family.segment(
+                    state.captured_tokens,
+                    len(fed),
+                    state_gradient=state_gradient,
+                    prefix_adapted=self.captures_with_adapter,
+                ),
                 state,
                 last_layer_state_only=False,
                 checkpoint_layers=self._layout.checkpoint_layers,
@@ -245,7 +256,7 @@ class Policy:
             run_layers(
                 self._family,
                 self._tensor(state.prompt_token_ids[start:end]),
-                self._family.segment(start, end - start, state_gradient=True),
+                self._family.segment(start, end - start, state_gradient=True, choices="reuse"),
                 state,
                 last_layer_state_only=True,
                 checkpoint_layers=self._layout.checkpoint_layers,
@@ -254,8 +265,12 @@ class Policy:
         if outputs:
             torch.autograd.backward(outputs, gradients)
 
-    def _new_layer_states(self, pool: ResidentPool, owner: str) -> list[LayerState]:
-        return [layer.new_state(pool, f"{owner}/layer {index}") for index, layer in enumerate(self._family.layers)]
+    def _new_state(self, prompt_token_ids: Sequence[int]) -> PrefixState:
+        def make_layers(pool: ResidentPool, owner: str) -> list[LayerState]:
+            owners = [f"{owner}/layer {index}" for index in range(len(self._family.layers))]
+            return self._family.new_states(pool, owners, len(prompt_token_ids) - 1)
+
+        return PrefixState(self.pool, prompt_token_ids, make_layers)
 
     def _chunks(self, tokens: int) -> Iterator[tuple[int, int]]:
         size = self._layout.prompt_chunk_tokens

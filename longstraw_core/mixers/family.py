@@ -7,7 +7,7 @@ from typing import Protocol
 import torch
 from torch import nn
 
-from longstraw_core.mixers.segment import Segment
+from longstraw_core.mixers.segment import Choices, Segment
 from longstraw_core.resident.layer_state import LayerState, Produced
 from longstraw_core.resident.pool import ResidentPool
 
@@ -21,11 +21,13 @@ class StateBytes:
     boundaries: int
     """Copies of the recurrent state at chunk boundaries, kept for the reverse sweep."""
     gradient_sinks: int
+    choices: int = 0
+    """Recorded expert and token choices, kept for the reverse sweep."""
 
     @property
     def captured(self) -> int:
         """What capture allocates."""
-        return self.pages + self.recurrent + self.boundaries
+        return self.pages + self.recurrent + self.boundaries + self.choices
 
     @property
     def total(self) -> int:
@@ -49,16 +51,15 @@ class Layer(Protocol):
         """Normalise `x_TH` and mix its tokens with the resident ones."""
         ...
 
-    def feed_forward(self, x_TH: torch.Tensor) -> torch.Tensor:
-        """Normalise `x_TH` and apply the per-token network."""
+    def feed_forward(self, x_TH: torch.Tensor, segment: Segment, state: LayerState) -> torch.Tensor:
+        """Normalise `x_TH` and apply the per-token network; a routed one records or replays its choices."""
         ...
 
-    def new_state(self, pool: ResidentPool, owner: str) -> LayerState:
-        """Return an empty resident state of this layer's kind."""
-        ...
+    def state_bytes(self, tokens: int, boundaries: int, *, swept: bool) -> StateBytes:
+        """Return the bytes of the state after `tokens` tokens with `boundaries` kept boundary copies.
 
-    def state_bytes(self, tokens: int, boundaries: int) -> StateBytes:
-        """Return the bytes of the state after `tokens` tokens with `boundaries` kept boundary copies."""
+        `swept` says whether what the reverse sweep needs besides them is kept too.
+        """
         ...
 
 
@@ -73,7 +74,23 @@ class Family(Protocol):
     head: nn.Linear
     dtype: torch.dtype
     device: torch.device
+    state_device: torch.device
+    layers_recompute_alone: bool
+    """Whether one layer can be recomputed in backward without the layers before it."""
+    """Where resident state is kept: the device, or host memory from which layers are staged one at a time."""
 
-    def segment(self, start: int, length: int, *, state_gradient: bool) -> Segment:
-        """Return the segment with its rotary angles."""
+    def segment(
+        self,
+        start: int,
+        length: int,
+        *,
+        state_gradient: bool,
+        choices: Choices = "free",
+        prefix_adapted: bool = True,
+    ) -> Segment:
+        """Return the segment with its rotary angles, for one pass through the layers."""
+        ...
+
+    def new_states(self, pool: ResidentPool, owners: Sequence[str], tokens: int) -> list[LayerState]:
+        """Return empty resident states of all layers, for a prompt of which `tokens` tokens will be captured."""
         ...

@@ -10,7 +10,7 @@ from longstraw_core.mixers.family import Layer, Mixed, StateBytes
 from longstraw_core.mixers.gated_attention import GatedAttention
 from longstraw_core.mixers.gated_delta_net import GatedDeltaNet
 from longstraw_core.mixers.rotary import rotary_angles, rotary_frequencies
-from longstraw_core.mixers.segment import Segment
+from longstraw_core.mixers.segment import Choices, Segment
 from longstraw_core.resident.layer_state import LayerState
 from longstraw_core.resident.pool import ResidentPool
 from longstraw_core.spec.errors import SpecError
@@ -30,16 +30,18 @@ class Qwen35Layer:
         normed_TH = self._module.input_layernorm(x_TH)
         return self._mixer.mix(normed_TH, segment, state, state_only=state_only)  # type: ignore[arg-type]
 
-    def feed_forward(self, x_TH: torch.Tensor) -> torch.Tensor:
+    def feed_forward(self, x_TH: torch.Tensor, segment: Segment, state: LayerState) -> torch.Tensor:
         """Normalise and apply the SwiGLU network."""
+        del segment, state
         return self._module.mlp(self._module.post_attention_layernorm(x_TH))
 
     def new_state(self, pool: ResidentPool, owner: str) -> LayerState:
         """Return an empty state of the mixer's kind."""
         return self._mixer.new_state(pool, owner)
 
-    def state_bytes(self, tokens: int, boundaries: int) -> StateBytes:
+    def state_bytes(self, tokens: int, boundaries: int, *, swept: bool) -> StateBytes:
         """Return the mixer's state bytes."""
+        del swept
         return self._mixer.state_bytes(tokens, boundaries)
 
 
@@ -61,14 +63,28 @@ class Qwen35Family:
         head_dim = text.config.head_dim
         rotary_dim = int(head_dim * rope.get("partial_rotary_factor", 1.0))
         self._inverse, self._amplitude = rotary_frequencies(rope, rotary_dim, self.device)
-        self.layers: Sequence[Layer] = [
-            Qwen35Layer(module, self._mixer(module, config, page_tokens)) for module in text.layers
-        ]
+        self.state_device = self.device
+        self.layers_recompute_alone = True
+        self._qwen_layers = [Qwen35Layer(module, self._mixer(module, config, page_tokens)) for module in text.layers]
+        self.layers: Sequence[Layer] = self._qwen_layers
 
-    def segment(self, start: int, length: int, *, state_gradient: bool) -> Segment:
+    def segment(
+        self,
+        start: int,
+        length: int,
+        *,
+        state_gradient: bool,
+        choices: Choices = "free",
+        prefix_adapted: bool = True,
+    ) -> Segment:
         """Return the segment of `length` tokens behind `start` resident ones."""
         cos_TD, sin_TD = rotary_angles(start, length, self._inverse, self._amplitude)
-        return Segment(start, length, state_gradient, cos_TD, sin_TD)
+        return Segment(start, length, state_gradient, cos_TD, sin_TD, choices, prefix_adapted)
+
+    def new_states(self, pool: ResidentPool, owners: Sequence[str], tokens: int) -> list[LayerState]:
+        """Return empty states of all layers; they grow with the prompt."""
+        del tokens
+        return [layer.new_state(pool, owner) for layer, owner in zip(self._qwen_layers, owners, strict=True)]
 
     def _mixer(self, module: Any, config: Any, page_tokens: int) -> GatedAttention | GatedDeltaNet:
         if hasattr(module, "linear_attn"):
@@ -88,15 +104,3 @@ class Qwen35Family:
             raise SpecError(f"layer type {unknown[0]!r} is not supported; supported are {', '.join(LAYER_KINDS)}")
         if config.hidden_act != "silu":
             raise SpecError(f"activation {config.hidden_act!r} is not supported; use a model with 'silu'")
-
-
-def bind_family(model: Any, *, page_tokens: int) -> Qwen35Family:
-    """Bind a Hugging Face causal language model to its family.
-
-    Raises:
-        SpecError: the model type, a layer type or the rope type is not supported.
-    """
-    model_type = model.config.model_type
-    if model_type not in ("qwen3_5_text", "qwen3_5"):
-        raise SpecError(f"model type {model_type!r} is not supported; supported are qwen3_5_text and qwen3_5")
-    return Qwen35Family(model, page_tokens=page_tokens)

@@ -87,3 +87,16 @@ def rotate(x_TND: torch.Tensor, cos_TR: torch.Tensor, sin_TR: torch.Tensor) -> t
     swapped_TNR = torch.cat((-second, first), dim=-1)
     rotated_TNR = rotated_TNR * cos_TR[:, None, :] + swapped_TNR * sin_TR[:, None, :]
     return torch.cat((rotated_TNR.to(x_TND.dtype), rest), dim=-1)
+
+
+def rotate_interleaved(x_TND: torch.Tensor, cos_TR: torch.Tensor, sin_TR: torch.Tensor) -> torch.Tensor:
+    """Rotate all channels of every head in pairs (0, 1), (2, 3), … in fp32; return `x_TND`'s dtype.
+
+    The result holds first all even, then all odd channels: queries and keys agree on it, as in transformers 5.24
+    modeling_glm_moe_dsa.py, `apply_rotary_pos_emb_interleave`.
+    """
+    half = cos_TR.shape[-1] // 2
+    cos_T1F, sin_T1F = cos_TR[:, None, :half], sin_TR[:, None, :half]
+    even, odd = x_TND[..., 0::2].float(), x_TND[..., 1::2].float()
+    rotated = torch.cat((even * cos_T1F - odd * sin_T1F, odd * cos_T1F + even * sin_T1F), dim=-1)
+    return rotated.to(x_TND.dtype)

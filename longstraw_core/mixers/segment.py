@@ -1,8 +1,12 @@
 """A segment: the run of consecutive tokens that one pass through the layers feeds."""
 
 from dataclasses import dataclass
+from typing import Literal
 
 import torch
+
+Choices = Literal["free", "record", "reuse"]
+"""What a pass does with discrete choices (routed experts, selected tokens): decide, decide and record, or replay."""
 
 
 @dataclass(frozen=True)
@@ -19,3 +23,6 @@ class Segment:
     cos_TD: torch.Tensor
     """Rotary cosines of the segment's positions, fp32, [length, rotary dim]."""
     sin_TD: torch.Tensor
+    choices: Choices = "free"
+    prefix_adapted: bool = True
+    """Whether the adapter acts on the resident tokens too; False in `response_adapter` replay."""

@@ -30,7 +30,10 @@ class LayerState(Protocol):
         ...
 
     def take_gradients(self, start: int, end: int) -> Produced:
-        """Return the gradients accumulated for what tokens [start, end) produced, as fp32 copies."""
+        """Return the gradients accumulated for what tokens [start, end) produced, as fp32 copies.
+
+        One per produced tensor; an empty one for a tensor that has no gradient by definition.
+        """
         ...
 
     def blocks(self) -> Iterator[tuple[str, torch.Tensor]]:

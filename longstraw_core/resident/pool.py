@@ -27,11 +27,13 @@ class ResidentPool:
     """Hands out fixed-size blocks (each its own storage) up to a capacity that is known beforehand.
 
     A block is one tensor with its own storage and version counter, so that a witness can tell exactly which one
-    was written. Returned blocks are kept and handed out again for the same shape and dtype.
+    was written. Returned blocks are kept and handed out again for the same shape and dtype. With `pinned`, the
+    blocks are page-locked host memory that a device can copy from while it computes.
     """
 
-    def __init__(self, device: torch.device, capacity_bytes: int | None = None) -> None:
+    def __init__(self, device: torch.device, capacity_bytes: int | None = None, *, pinned: bool = False) -> None:
         self.device = device
+        self._pinned = pinned
         self.capacity_bytes = free_memory_bytes(device) if capacity_bytes is None else capacity_bytes
         self._owned: dict[str, list[torch.Tensor]] = defaultdict(list)
         self._returned: dict[BlockShape, list[torch.Tensor]] = defaultdict(list)
@@ -83,8 +85,8 @@ class ResidentPool:
     def _new_block(self, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
         """Return a zeroed block with a version counter of its own; on a host its bytes lie in a shared slab."""
         size = block_bytes(shape, dtype)
-        if self.device.type != "cpu" or size > SLAB_BYTES:
-            return torch.zeros(shape, dtype=dtype, device=self.device)
+        if self.device.type != "cpu" or self._pinned or size > SLAB_BYTES:
+            return torch.zeros(shape, dtype=dtype, device=self.device, pin_memory=self._pinned)
         offset = -(-self._slab_used // _ALIGNMENT) * _ALIGNMENT
         if self._slab is None or offset + size > SLAB_BYTES:
             self._slab, offset = torch.empty(SLAB_BYTES, dtype=torch.uint8).untyped_storage(), 0

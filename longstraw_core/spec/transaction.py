@@ -9,7 +9,7 @@ from longstraw_core.spec.policy import PolicyName
 from longstraw_core.spec.positions import YarnScaling
 from longstraw_core.spec.receipts import GradientMode
 
-Family = Literal["qwen3_5_text"]
+Family = Literal["qwen3_5_text", "glm_moe_dsa"]
 Policy = Literal["fail", "drop", "keep"]
 """What happens to the rows that have a certain problem."""
 TargetPreset = Literal["attention", "attention+mlp", "all"]

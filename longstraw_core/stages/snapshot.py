@@ -10,7 +10,7 @@ MAX_SAFETENSORS_HEADER_BYTES = 100_000_000
 """The format's own limit."""
 
 _REQUIRED = ("config.json", "tokenizer.json", "tokenizer_config.json")
-_MODEL_TYPES = {"qwen3_5_text": ("qwen3_5_text",)}
+_MODEL_TYPES = {"qwen3_5_text": ("qwen3_5_text",), "glm_moe_dsa": ("glm_moe_dsa",)}
 
 
 def read_snapshot_config(snapshot: Path) -> dict[str, Any]:

@@ -1,10 +1,13 @@
 """LoRA adapters in PEFT's format: a fresh seeded one, byte-deterministic saving, and loading that refuses by name."""
 
+import contextlib
 import json
 import warnings
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, cast
 
+import peft.utils.transformers_weight_conversion as peft_conversion
 import torch
 from peft import LoraConfig, PeftModel, get_peft_model
 from safetensors import SafetensorError, safe_open
@@ -24,35 +27,65 @@ ATTENTION = (
     "in_proj_qkv",
     "in_proj_z",
     "k_proj",
+    "kv_a_proj_with_mqa",
+    "kv_b_proj",
     "o_proj",
     "out_proj",
+    "q_a_proj",
+    "q_b_proj",
     "q_proj",
     "v_proj",
 )
 MLP = ("down_proj", "gate_proj", "up_proj")
-PRESETS = {"attention": ATTENTION, "attention+mlp": ATTENTION + MLP, "all": ATTENTION + MLP}
-"""Module names of each preset of the `qwen3_5_text` family: without experts, `all` is `attention+mlp`."""
+EXPERTS = ("experts.down_proj", "experts.gate_up_proj")
+PRESETS = {"attention": ATTENTION, "attention+mlp": ATTENTION + MLP, "all": ATTENTION + MLP + EXPERTS}
+"""Names of each preset over all families; a model takes those it has. `MLP` are dense and shared-expert networks,
+`EXPERTS` the fused parameters of the routed experts."""
+NEVER_TRAINED = {
+    "wq_b": "the indexer chooses without a gradient",
+    "wk": "the indexer chooses without a gradient",
+    "weights_proj": "the indexer chooses without a gradient",
+    "gate": "the router is frozen, so that recorded choices stay valid",
+}
 
 
 def target_names(base_model: nn.Module, lora: LoraSpec) -> tuple[str, ...]:
-    """Return the module names asked for, sorted.
+    """Return the names asked for, sorted: linear modules, and `experts.*` for parameters of the routed experts.
 
     Raises:
-        SpecError: a name matches no linear module of the decoder layers; lists those that exist.
+        SpecError: a name is never trained, or the decoder layers have nothing of that name; lists what exists.
     """
-    available = sorted(
-        {
-            name.rsplit(".", 1)[-1]
-            for name, module in base_model.named_modules()
-            if isinstance(module, nn.Linear) and ".layers." in name and ".visual." not in name
-        }
-    )
+    available = sorted({name.rsplit(".", 1)[-1] for name in _linear_names(base_model)} | _expert_targets(base_model))
     if isinstance(lora.targets, str):
         return tuple(sorted(name for name in PRESETS[lora.targets] if name in available))
     for name in lora.targets:
+        if name in NEVER_TRAINED and any(path.endswith(f".{name}") for path, _ in base_model.named_modules()):
+            raise SpecError(f"lora.targets: {name!r} is never trained: {NEVER_TRAINED[name]}")
         if name not in available:
             raise SpecError(f"lora.targets: no module is called {name!r}; this model has {', '.join(available)}")
     return tuple(sorted(set(lora.targets)))
+
+
+def _linear_names(base_model: nn.Module) -> set[str]:
+    """Full names of the decoder layers' linear modules that can be trained."""
+    return {
+        name
+        for name, module in base_model.named_modules()
+        if isinstance(module, nn.Linear) and ".layers." in name and not {"visual", "indexer"} & set(name.split("."))
+    }
+
+
+def _expert_parameters(base_model: nn.Module) -> set[str]:
+    """Full names of the routed experts' fused parameters."""
+    return {
+        name
+        for name, _ in base_model.named_parameters()
+        if ".layers." in name and ".".join(name.rsplit(".", 2)[-2:]) in EXPERTS
+    }
+
+
+def _expert_targets(base_model: nn.Module) -> set[str]:
+    return {".".join(name.rsplit(".", 2)[-2:]) for name in _expert_parameters(base_model)}
 
 
 def inject_adapter(base_model: nn.Module, lora: LoraSpec, *, seed: int) -> PeftModel:
@@ -71,14 +104,8 @@ def inject_adapter(base_model: nn.Module, lora: LoraSpec, *, seed: int) -> PeftM
 
 
 def _wrap(base_model: nn.Module, targets: tuple[str, ...], *, rank: int, alpha: float) -> PeftModel:
-    expected = {
-        name
-        for name, module in base_model.named_modules()
-        if isinstance(module, nn.Linear)
-        and ".layers." in name
-        and name.rsplit(".", 1)[-1] in targets
-        and ".visual." not in name
-    }
+    modules = {name for name in _linear_names(base_model) if name.rsplit(".", 1)[-1] in targets}
+    parameters = {name for name in _expert_parameters(base_model) if ".".join(name.rsplit(".", 2)[-2:]) in targets}
     base_model.requires_grad_(False)
     config = LoraConfig(
         r=rank,
@@ -86,21 +113,44 @@ def _wrap(base_model: nn.Module, targets: tuple[str, ...], *, rank: int, alpha: 
         lora_dropout=0.0,
         bias="none",
         task_type="CAUSAL_LM",
-        target_modules=sorted(expected),
+        target_modules=sorted(modules),
+        target_parameters=sorted(parameters) or None,
     )
-    with warnings.catch_warnings():
+    with warnings.catch_warnings(), _targets_as_asked():
         warnings.simplefilter("ignore", FutureWarning)
         model = get_peft_model(base_model, config)  # type: ignore[arg-type]
     wrapped = {
-        name.removeprefix("base_model.model.")
+        _wrapped_name(name.removeprefix("base_model.model."), module)
         for name, module in model.named_modules()
         if hasattr(module, "lora_A") and hasattr(module, "base_layer")
     }
+    expected = modules | parameters
     if wrapped != expected:
         raise SpecError(f"PEFT wrapped other modules than lora.targets asks for: {sorted(wrapped ^ expected)}")
-    config.target_modules = list(targets)
+    config.target_modules = [name for name in targets if name not in EXPERTS]
+    config.target_parameters = [f"mlp.{name}" for name in targets if name in EXPERTS] or None
     model.eval()
     return cast(PeftModel, model)
+
+
+def _wrapped_name(name: str, module: nn.Module) -> str:
+    """Name of what a PEFT layer adapts; wrappers of several parameters of one module are nested."""
+    if not hasattr(module, "parameter_name"):
+        return name
+    while name.endswith(".base_layer"):
+        name = name.removesuffix(".base_layer")
+    return f"{name}.{module.parameter_name}"
+
+
+@contextlib.contextmanager
+def _targets_as_asked() -> Iterator[None]:
+    """Keep PEFT 0.21 from rewriting gate/up/down_proj of mixture models into the fused parameters of all experts."""
+    rewrite = peft_conversion._convert_peft_config_moe
+    peft_conversion._convert_peft_config_moe = lambda peft_config, model: None
+    try:
+        yield
+    finally:
+        peft_conversion._convert_peft_config_moe = rewrite
 
 
 def trainable_parameters(model: nn.Module) -> dict[str, nn.Parameter]:
@@ -138,13 +188,19 @@ def _read_config(directory: Path) -> dict[str, Any]:
         raise SpecError(f"{path}: no readable adapter configuration: {error}") from error
     if not isinstance(fields, dict) or fields.get("peft_type") != "LORA":
         raise SpecError(f"{path}: peft_type is {fields.get('peft_type')!r}, only LORA adapters are supported")
-    for key in ("use_dora", "use_rslora", "modules_to_save", "rank_pattern", "alpha_pattern", "target_parameters"):
+    for key in ("use_dora", "use_rslora", "modules_to_save", "rank_pattern", "alpha_pattern"):
         if fields.get(key):
             raise SpecError(f"{path}: {key} is not supported")
     if fields.get("lora_dropout", 0.0) or fields.get("bias", "none") != "none":
         raise SpecError(f"{path}: lora_dropout must be 0 and bias must be 'none'")
     targets = fields.get("target_modules")
-    if not isinstance(targets, list) or not targets or not all(isinstance(name, str) for name in targets):
+    if not isinstance(targets, list) or not all(isinstance(name, str) for name in targets):
+        raise SpecError(f"{path}: target_modules must be a list of module names")
+    known = [f"mlp.{name}" for name in EXPERTS]
+    parameters = fields.get("target_parameters") or []
+    if not isinstance(parameters, list) or not all(name in known for name in parameters):
+        raise SpecError(f"{path}: target_parameters must be a list of {', '.join(known)}")
+    if not targets and not parameters:
         raise SpecError(f"{path}: target_modules must be a list of module names")
     if not isinstance(fields.get("r"), int) or not isinstance(fields.get("lora_alpha"), int | float):
         raise SpecError(f"{path}: r and lora_alpha must be numbers")
@@ -163,7 +219,8 @@ def load_adapter(base_model: nn.Module, directory: Path, *, expected: LoraSpec |
         IntegrityError: the weights are not a safetensors file.
     """
     fields = _read_config(directory)
-    targets = tuple(sorted(fields["target_modules"]))
+    experts = [name.removeprefix("mlp.") for name in fields.get("target_parameters") or []]
+    targets = tuple(sorted([*fields["target_modules"], *experts]))
     asked = LoraSpec(rank=fields["r"], alpha=float(fields["lora_alpha"]), targets=targets)
     if expected is not None:
         wanted = (expected.rank, expected.alpha, target_names(base_model, expected))

@@ -9,7 +9,7 @@ from peft import PeftModel
 from safetensors import SafetensorError
 from transformers import AutoConfig, AutoModelForCausalLM
 
-from longstraw_core.mixers.qwen3_5 import bind_family
+from longstraw_core.mixers.families import bind_family
 from longstraw_core.spec.errors import IntegrityError, SpecError
 from longstraw_core.spec.positions import YarnScaling, allowed_positions
 from longstraw_core.spec.transaction import LoraSpec, ModelSpec

@@ -7,8 +7,8 @@ import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from longstraw_core.engine.policy import state_bytes
+from longstraw_core.mixers.families import bind_family
 from longstraw_core.mixers.family import StateBytes
-from longstraw_core.mixers.qwen3_5 import bind_family
 from longstraw_core.spec import TransactionSpec
 from longstraw_core.training.model import DTYPES
 

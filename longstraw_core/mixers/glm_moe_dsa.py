@@ -1,0 +1,142 @@
+"""The `glm_moe_dsa` family (GLM-5 … GLM-5.2): binds a Hugging Face model's modules to layers the engine can run."""
+
+import itertools
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import nn
+
+from longstraw_core.mixers.family import Layer, Mixed, StateBytes
+from longstraw_core.mixers.latent_attention import LatentAttention, LatentSegment
+from longstraw_core.mixers.rotary import inverse_frequencies, rotary_angles
+from longstraw_core.mixers.routed_experts import RoutedExperts
+from longstraw_core.mixers.segment import Choices, Segment
+from longstraw_core.resident.latent_state import ChoiceLayout, LatentLayout, LatentState
+from longstraw_core.resident.layer_state import LayerState
+from longstraw_core.resident.page_run import RowLayout
+from longstraw_core.resident.pool import ResidentPool
+from longstraw_core.resident.staging import Stager
+from longstraw_core.spec.errors import SpecError
+
+
+class GlmLayer:
+    """One decoder layer: x += attention(norm(x)); x += experts or mlp(norm(x))."""
+
+    def __init__(self, module: Any, mixer: LatentAttention) -> None:
+        self._module = module
+        self._mixer = mixer
+        self._experts = RoutedExperts(module.mlp) if hasattr(module.mlp, "experts") else None
+
+    @property
+    def layout(self) -> LatentLayout:
+        """Layout of the layer's resident state."""
+        return self._mixer.layout
+
+    def mix(self, x_TH: torch.Tensor, segment: Segment, state: LayerState, *, state_only: bool) -> Mixed:
+        """Normalise and mix with the resident tokens."""
+        normed_TH = self._module.input_layernorm(x_TH)
+        return self._mixer.mix(normed_TH, segment, state, state_only=state_only)  # type: ignore[arg-type]
+
+    def feed_forward(self, x_TH: torch.Tensor, segment: Segment, state: LayerState) -> torch.Tensor:
+        """Normalise and apply the experts, or the dense network of a leading layer."""
+        normed_TH = self._module.post_attention_layernorm(x_TH)
+        if self._experts is None:
+            return self._module.mlp(normed_TH)
+        return self._experts.feed_forward(normed_TH, segment, state)  # type: ignore[arg-type]
+
+    def state_bytes(self, tokens: int, boundaries: int, *, swept: bool) -> StateBytes:
+        """Return the mixer's state bytes."""
+        del boundaries
+        return self._mixer.state_bytes(tokens, swept=swept)
+
+
+class GlmFamily:
+    """A `GlmMoeDsaForCausalLM` whose projections and experts PEFT may have wrapped."""
+
+    def __init__(self, model: Any, *, page_tokens: int) -> None:
+        text = model.model
+        config = text.config
+        self._check(config)
+        self.vocabulary: int = config.vocab_size
+        self.max_positions: int = config.max_position_embeddings
+        self.embedding: nn.Module = text.embed_tokens
+        self.final_norm: nn.Module = text.norm
+        self.head: nn.Linear = model.lm_head
+        self.dtype: torch.dtype = text.embed_tokens.weight.dtype
+        self.device: torch.device = text.embed_tokens.weight.device
+        self.state_device = torch.device("cpu") if self.device.type == "cuda" else self.device
+        self.layers_recompute_alone = False  # IndexShare layers read what an earlier layer of the pass selected
+        self._inverse = inverse_frequencies(config.rope_parameters["rope_theta"], config.qk_rope_head_dim, self.device)
+        self._stager = Stager(self.device)
+        modules = text.layers[: config.num_hidden_layers]
+        self._glm_layers = [
+            GlmLayer(
+                module,
+                LatentAttention(
+                    module.self_attn,
+                    top_k=config.index_topk,
+                    layout=self._layout(module, config, page_tokens, last=index == len(modules) - 1),
+                ),
+            )
+            for index, module in enumerate(modules)
+        ]
+        self.layers: Sequence[Layer] = self._glm_layers
+
+    def segment(
+        self,
+        start: int,
+        length: int,
+        *,
+        state_gradient: bool,
+        choices: Choices = "free",
+        prefix_adapted: bool = True,
+    ) -> Segment:
+        """Return the segment of `length` tokens behind `start` resident ones, for one pass."""
+        cos_TD, sin_TD = rotary_angles(start, length, self._inverse, 1.0)
+        return LatentSegment(start, length, state_gradient, cos_TD, sin_TD, choices, prefix_adapted)
+
+    def new_states(self, pool: ResidentPool, owners: Sequence[str], tokens: int) -> list[LayerState]:
+        """Return empty states of all layers for a prompt of `tokens` captured tokens, each knowing its neighbours."""
+        states = [
+            LatentState(pool, owner, layer.layout, tokens, self._stager)
+            for layer, owner in zip(self._glm_layers, owners, strict=True)
+        ]
+        for before, after in itertools.pairwise(states):
+            before.following, after.preceding = after, before
+        return list(states)
+
+    def _layout(self, module: Any, config: Any, page_tokens: int, *, last: bool) -> LatentLayout:
+        attention = module.self_attn
+        indexer = attention.indexer
+        routed = hasattr(module.mlp, "experts") and not last  # nobody reads the last layer's output at capture
+        return LatentLayout(
+            latents=RowLayout(page_tokens, attention.kv_lora_rank + attention.qk_rope_head_dim, self.dtype),
+            index_keys=None if indexer is None else RowLayout(page_tokens, indexer.head_dim, self.dtype),
+            choices=ChoiceLayout(
+                selected=0 if indexer is None or last else config.index_topk,
+                experts=config.num_experts_per_tok if routed else 0,
+                expert_count=config.n_routed_experts,
+            ),
+        )
+
+    @staticmethod
+    def _check(config: Any) -> None:
+        rope_type = config.rope_parameters.get("rope_type", "default")
+        if rope_type != "default":
+            raise SpecError(f"rope type {rope_type!r} is not supported; use a model with rope type 'default'")
+        if config.hidden_act != "silu":
+            raise SpecError(f"activation {config.hidden_act!r} is not supported; use a model with 'silu'")
+        for name, known in (
+            ("layer_types", ("indexed_attention",)),
+            ("indexer_types", ("full", "shared")),
+            ("mlp_layer_types", ("dense", "sparse")),
+        ):
+            kinds = getattr(config, name)
+            unknown = sorted(set(kinds) - set(known))
+            if unknown:
+                raise SpecError(f"{name} {unknown[0]!r} is not supported; supported are {', '.join(known)}")
+            if len(kinds) != config.num_hidden_layers:
+                raise SpecError(f"{name} names {len(kinds)} layers, the model has {config.num_hidden_layers}")
+        if config.indexer_types[0] != "full":
+            raise SpecError("indexer_types: the first layer must be 'full', there is no selection it could share")

@@ -1,0 +1,164 @@
+"""GLM's multi-head latent attention with its index selection, on the projections of the Hugging Face module.
+
+Formulas: transformers 5.24 modeling_glm_moe_dsa.py, `GlmMoeDsaAttention` and `GlmMoeDsaIndexer`. `kv_b_proj` is
+absorbed: its key half maps every query into the latent space, its value half maps the weighted latents back, so that
+keys and values are never expanded. It acts on resident latents with autograd, as it does over transformers' cache.
+The indexer chooses without autograd; a layer without one reuses the choice of the last layer that has one.
+"""
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from longstraw_core.mixers.family import Mixed, StateBytes
+from longstraw_core.mixers.index_selection import first_selecting_row, select_tokens, selection_table
+from longstraw_core.mixers.low_rank import LowRank, linear_weight
+from longstraw_core.mixers.rotary import rotate_interleaved
+from longstraw_core.mixers.segment import Segment
+from longstraw_core.mixers.selected_attention import selected_attention
+from longstraw_core.resident.latent_state import LatentLayout, LatentState
+
+
+@dataclass
+class SelectionCarry:
+    """The selection that the last index layer made in this pass."""
+
+    positions_TK: torch.Tensor | None = None
+
+
+@dataclass(frozen=True)
+class LatentSegment(Segment):
+    """A segment on its way through the layers of one pass, with what one layer leaves for the next."""
+
+    carry: SelectionCarry = field(default_factory=SelectionCarry)
+
+
+class LatentAttention:
+    """Token mixer of one layer; its modules may be wrapped by PEFT."""
+
+    def __init__(self, module: Any, *, top_k: int, layout: LatentLayout) -> None:
+        self._module = module
+        self._top_k = top_k
+        self.layout = layout
+
+    def state_bytes(self, tokens: int, *, swept: bool) -> StateBytes:
+        """Bytes of the pages, of the recorded choices when the prompt is swept, and of the gradient sinks."""
+        pages = self.layout.latents.bytes_for(tokens)
+        if self.layout.index_keys is not None:
+            pages += self.layout.index_keys.bytes_for(tokens)
+        choices = self.layout.choices.bytes_for(tokens) if swept else 0
+        return StateBytes(pages, 0, 0, self.layout.latents.sink_bytes_for(tokens), choices)
+
+    def mix(self, x_TH: torch.Tensor, segment: LatentSegment, state: LatentState, *, state_only: bool) -> Mixed:
+        """Mix normalised hidden states [T, H]; produces rows (latent, rope key) [T, D], and index keys [T, I]."""
+        module, tokens = self._module, segment.length
+        latent_dim, nope_dim, rope_dim = module.kv_lora_rank, module.qk_nope_head_dim, module.qk_rope_head_dim
+        latent_TL, k_rope_TR = module.kv_a_proj_with_mqa(x_TH).split((latent_dim, rope_dim), dim=-1)
+        k_rope_TR = rotate_interleaved(k_rope_TR[:, None], segment.cos_TD, segment.sin_TD)[:, 0]
+        own_TD = torch.cat((module.kv_a_layernorm(latent_TL), k_rope_TR), dim=-1)
+        own_keys_TI = None if module.indexer is None else self._index_keys(x_TH, segment)
+        produced = (own_TD,) if own_keys_TI is None else (own_TD, own_keys_TI)
+        if state_only:
+            return Mixed(None, produced)
+
+        q_latent_TQ = module.q_a_layernorm(module.q_a_proj(x_TH))
+        q_TNE = module.q_b_proj(q_latent_TQ).view(tokens, module.num_heads, nope_dim + rope_dim)
+        q_nope_TNE, q_rope_TNR = q_TNE.split((nope_dim, rope_dim), dim=-1)
+        q_rope_TNR = rotate_interleaved(q_rope_TNR, segment.cos_TD, segment.sin_TD)
+        if own_keys_TI is not None:
+            segment.carry.positions_TK = self._select(x_TH, q_latent_TQ, own_keys_TI, segment, state)
+        if segment.carry.positions_TK is None:
+            raise RuntimeError("a layer without an indexer came before every layer that has one")
+
+        weight, updates = linear_weight(module.kv_b_proj)
+        apart = bool(updates) and not segment.prefix_adapted and segment.start > 0
+        q_base_NTL = self._into_latent(q_nope_TNE, weight)
+        q_NTL = self._add_updates_into_latent(q_base_NTL, q_nope_TNE, updates)
+        out_TNL, out_prefix_TNL = selected_attention(
+            torch.cat((q_NTL.transpose(0, 1), q_rope_TNR), dim=-1),
+            torch.cat((q_base_NTL.transpose(0, 1), q_rope_TNR), dim=-1) if apart else None,
+            own_TD,
+            segment.carry.positions_TK,
+            state,
+            start=segment.start,
+            latent=latent_dim,
+            scale=module.scaling,
+            state_gradient=segment.state_gradient,
+        )
+        out_TNV = self._out_of_latent(out_TNL.to(x_TH.dtype), weight, updates)
+        if out_prefix_TNL is not None:
+            out_TNV = out_TNV + self._out_of_latent(out_prefix_TNL.to(x_TH.dtype), weight, [])
+        return Mixed(module.o_proj(out_TNV.reshape(tokens, -1)), produced)
+
+    # kv_b_proj, absorbed: rows of its weight are, per head, the key half and then the value half
+
+    def _halves(self, rows_OX: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        module = self._module
+        per_head = rows_OX.view(module.num_heads, module.qk_nope_head_dim + module.v_head_dim, rows_OX.shape[-1])
+        return per_head.split((module.qk_nope_head_dim, module.v_head_dim), dim=1)  # type: ignore[return-value]
+
+    def _into_latent(self, q_TNE: torch.Tensor, weight_OL: torch.Tensor) -> torch.Tensor:
+        """Queries [N, T, L] under the frozen key half."""
+        return torch.matmul(q_TNE.transpose(0, 1), self._halves(weight_OL)[0])
+
+    def _add_updates_into_latent(
+        self, q_base_NTL: torch.Tensor, q_TNE: torch.Tensor, updates: list[LowRank]
+    ) -> torch.Tensor:
+        for a_RL, b_OR, scale in updates:
+            narrow_NTR = torch.matmul(q_TNE.transpose(0, 1).to(b_OR.dtype), self._halves(b_OR)[0])
+            q_base_NTL = q_base_NTL + (torch.matmul(narrow_NTR, a_RL) * scale).to(q_base_NTL.dtype)
+        return q_base_NTL
+
+    def _out_of_latent(self, out_TNL: torch.Tensor, weight_OL: torch.Tensor, updates: list[LowRank]) -> torch.Tensor:
+        """Values [T, N, V] of weighted latents under the value half and its updates."""
+        out_NTL = out_TNL.transpose(0, 1)
+        values_NTV = torch.matmul(out_NTL, self._halves(weight_OL)[1].transpose(1, 2))
+        for a_RL, b_OR, scale in updates:
+            narrow_NTR = torch.matmul(out_NTL.to(a_RL.dtype), a_RL.t())
+            wide_NTV = torch.matmul(narrow_NTR, self._halves(b_OR)[1].transpose(1, 2))
+            values_NTV = values_NTV + (wide_NTV * scale).to(values_NTV.dtype)
+        return values_NTV.transpose(0, 1)
+
+    # The indexer
+
+    @torch.no_grad()
+    def _index_keys(self, x_TH: torch.Tensor, segment: Segment) -> torch.Tensor:
+        indexer = self._module.indexer
+        k_TI = indexer.k_norm(indexer.wk(x_TH))
+        return self._rotate_head(k_TI[:, None], segment)[:, 0]
+
+    def _rotate_head(self, x_TNI: torch.Tensor, segment: Segment) -> torch.Tensor:
+        """Rotate the first channels of every index head."""
+        rope_dim = self._module.qk_rope_head_dim
+        rotated = rotate_interleaved(x_TNI[..., :rope_dim], segment.cos_TD, segment.sin_TD)
+        return torch.cat((rotated, x_TNI[..., rope_dim:]), dim=-1)
+
+    @torch.no_grad()
+    def _select(
+        self,
+        x_TH: torch.Tensor,
+        q_latent_TQ: torch.Tensor,
+        own_keys_TI: torch.Tensor,
+        segment: Segment,
+        state: LatentState,
+    ) -> torch.Tensor:
+        start, length = segment.start, segment.length
+        if segment.choices == "reuse":
+            selected_SK = state.recorded_choice("selection", start, start + length)
+            return selection_table(start, length, self._top_k, selected_SK)
+        indexer = self._module.indexer
+        first = first_selecting_row(start, length, self._top_k)
+        q_TNI = indexer.wq_b(q_latent_TQ).view(length, indexer.n_heads, indexer.head_dim)
+        weights = indexer.weights_proj
+        selected_SK = select_tokens(
+            self._rotate_head(q_TNI, segment),
+            weights(x_TH.to(weights.weight.dtype)).float() * indexer.n_heads**-0.5,
+            state.index_keys(start),
+            own_keys_TI,
+            top_k=self._top_k,
+            scale=indexer.softmax_scale,
+        )
+        if segment.choices == "record":
+            state.record_choice("selection", start + first, selected_SK)
+        return selection_table(start, length, self._top_k, selected_SK)
