@@ -75,9 +75,9 @@ class Family(Protocol):
     dtype: torch.dtype
     device: torch.device
     state_device: torch.device
+    """Where resident state is kept: the device, or host memory from which layers are staged one at a time."""
     layers_recompute_alone: bool
     """Whether one layer can be recomputed in backward without the layers before it."""
-    """Where resident state is kept: the device, or host memory from which layers are staged one at a time."""
 
     def segment(
         self,
