@@ -131,10 +131,10 @@ def is_finished(work: WorkDirectory, spec: TransactionSpec, transactions: int) -
 
 
 def _strangers(work: WorkDirectory) -> list[str]:
-    """Names in the directory that no run of ours writes before its `run.json`; a killed one may leave partial files."""
+    """Names in the directory that nothing of ours writes before `run.json`: stages run alone may have left a store."""
     if not work.path.exists() or work.identity.exists():
         return []
-    ours = {work.lock.name, work.identity.name}
+    ours = {work.lock.name, work.identity.name, work.store.name}
     return sorted(
         entry.name for entry in work.path.iterdir() if entry.name not in ours and not is_partial_file(entry.name)
     )

@@ -21,6 +21,11 @@ def read_spec(path: Path, overrides: Sequence[str] = ()) -> TransactionSpec:
     return parse_transaction_spec(content, str(path), overrides=overrides)
 
 
+def default_workdir(spec: TransactionSpec) -> Path:
+    """Where a run of this specification is kept when nobody says otherwise, below the current directory."""
+    return Path("runs") / f"{spec.name}-seed{spec.seed}"
+
+
 def resolve_paths(spec: TransactionSpec, base: Path, *, store: Path | None = None) -> TransactionSpec:
     """Return the specification with every path absolute; relative ones start at `base` (the file's directory).
 

@@ -76,7 +76,6 @@ def load_prompt_tokenizer(snapshot: Path) -> PromptTokenizer:
     Raises:
         SpecError: the snapshot has no usable tokenizer or no chat template.
     """
-    from jinja2 import TemplateError
     from transformers import AutoTokenizer
 
     if not snapshot.is_dir():
@@ -91,7 +90,13 @@ def load_prompt_tokenizer(snapshot: Path) -> PromptTokenizer:
     if not tokenizer.chat_template:
         raise SpecError(f"{snapshot}: the tokenizer has no chat template; add chat_template.jinja to the snapshot")
 
+    special_tokens = sorted(str(token) for token in tokenizer.added_tokens_decoder.values() if token.special)
+
     def tokenize(messages: list[dict[str, str]]) -> list[int]:
+        for message in messages:
+            for token in special_tokens:
+                if token in message["content"]:
+                    raise ValueError(f"content has the special token {token!r}, which would forge a chat turn")
         try:
             # verbose=False: a prompt beyond tokenizer.model_max_length is the audit's business, not a warning
             ids = tokenizer.apply_chat_template(
@@ -101,9 +106,20 @@ def load_prompt_tokenizer(snapshot: Path) -> PromptTokenizer:
                 return_dict=False,
                 tokenizer_kwargs={"verbose": False},
             )
-        except TemplateError as error:
+        except Exception as error:  # a template is a program of the snapshot's author: it may raise anything
             reason = " ".join(str(error).split())[:200]
             raise ValueError(f"the chat template refuses these messages: {reason}") from error
         return [int(token) for token in ids]
 
+    _check_template(snapshot, tokenize)
     return tokenize
+
+
+def _check_template(snapshot: Path, tokenize: PromptTokenizer) -> None:
+    """Refuse a chat template that fails on, or ignores, an ordinary message: it is the snapshot's fault, no row's."""
+    try:
+        first, second = (tokenize([{"role": "user", "content": text}]) for text in ("one", "two"))
+    except ValueError as error:
+        raise SpecError(f"{snapshot}: {error}; repair the snapshot's chat template") from error
+    if first == second:
+        raise SpecError(f"{snapshot}: the chat template ignores the message's content; repair it")

@@ -121,7 +121,9 @@ class CheckpointManifest(StrictModel):
     run: Annotated[str, Field(min_length=1)]
     transaction: PositiveCount
     lineage: PositiveCount
-    """How many transactions led to this policy, over all runs; the next one reads the data from there."""
+    """How many transactions led to this policy, over all runs."""
+    data_position: Count
+    """Rows read so far, counted over epochs; the next transaction reads on from there."""
     stepped: bool
     """False when no group carried a signal: the adapter equals the parent's."""
     optimizer_steps: Count

@@ -42,7 +42,8 @@ def execute(context: StageContext) -> StageResult:
             rows,
             data=spec.data,
             seed=spec.seed,
-            transaction=1 if parent is None else parent.lineage + 1,
+            # the first transaction boundary at or after what was read, whatever a transaction's size was before
+            transaction=1 + (0 if parent is None else -(-parent.data_position // spec.data.prompts_per_transaction)),
             tokenize=load_prompt_tokenizer(snapshot),
             token_limit=prompt_token_limit(spec.data, limits, spec.sampling.max_response_tokens),
             vocabulary=limits.vocabulary,

@@ -172,6 +172,12 @@ class StageContext:
                 f"parent checkpoint {descriptor.digest} is not a checkpoint manifest: {error}"
             ) from error
 
+    @property
+    def data_position(self) -> int:
+        """Rows read by this transaction and all before it, counted over epochs."""
+        metrics = self.receipts["audit_data"].predicate.metrics
+        return int(metrics["data/position"] + metrics["prompts/count"])
+
     def _external_parent(self) -> Descriptor | None:
         """What the run starts from: `audit_data` takes the parameter, every later stage what `audit_data` recorded."""
         if self.stage == "audit_data":

@@ -30,6 +30,7 @@ def execute(context: StageContext) -> StageResult:
         run=context.run,
         transaction=context.transaction,
         lineage=1 if parent is None else parent.lineage + 1,
+        data_position=context.data_position,
         stepped=train.status == "stepped",
         optimizer_steps=int(train.metrics["optimizer/steps"]),
         tree=tree,

@@ -71,7 +71,7 @@ def execute(context: StageContext) -> StageResult:
     state = TrainerState(
         optimizer_steps=optimizer.steps_taken,
         transaction=transaction,
-        data_position=transaction * spec.data.prompts_per_transaction,
+        data_position=context.data_position,
         seed=spec.seed,
         metric_history=(*(() if earlier is None else earlier.metric_history), metrics),
     )

@@ -101,6 +101,7 @@ def publish_run_into(
             run=run,
             transaction=transaction,
             lineage=lineage + transaction,
+            data_position=lineage + transaction,
             stepped=True,
             optimizer_steps=transaction,
             tree=tree,

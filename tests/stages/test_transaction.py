@@ -304,6 +304,17 @@ def test_a_transaction_has_one_parent_and_later_stages_take_it_from_the_first(
         run(fresh, "export_lora", parent=parent)
 
 
+def test_a_continued_run_reads_on_where_its_parent_stopped_whatever_the_transaction_size(
+    spec_fields: dict[str, Any],
+) -> None:
+    first = make_spec(spec_fields, "data.prompts_per_transaction=3")
+    parent = run_transaction(first)["manifest_checkpoint"].receipt.predicate.outputs["checkpoint_manifest"]
+    used = {prompt.prompt_id for prompt in prompts_of(first)}
+    second = make_spec(spec_fields, "name=second", "data.prompts_per_transaction=2")
+    run(second, "audit_data", parent=parent)
+    assert not used & {prompt.prompt_id for prompt in prompts_of(second)}
+
+
 def test_a_data_file_that_changes_between_transactions_is_refused(spec_fields: dict[str, Any]) -> None:
     spec = make_spec(spec_fields)
     run_transaction(spec, 1)

@@ -11,7 +11,7 @@ from longstraw_core.cli.local_run import WorkDirectory, claim, execute, is_finis
 from longstraw_core.cli.output import OutputFormat
 from longstraw_core.cli.run_display import JsonDisplay, TableDisplay
 from longstraw_core.cli.run_summary import finish_run
-from longstraw_core.cli.spec_file import read_spec, resolve_paths
+from longstraw_core.cli.spec_file import default_workdir, read_spec, resolve_paths
 from longstraw_core.stages.preflight import check_before_start
 from longstraw_core.stages.source import source_digest
 
@@ -48,7 +48,7 @@ def run_command(
     A run that was stopped or killed continues with the same command: finished stages are verified and reused.
     """
     written = read_spec(spec, overrides)
-    work = WorkDirectory((workdir or Path("runs") / f"{written.name}-seed{written.seed}").absolute())
+    work = WorkDirectory((workdir or default_workdir(written)).absolute())
     resolved = resolve_paths(written, spec.parent, store=work.store)
     count = transactions or resolved.schedule.transactions
     check_before_start(resolved)

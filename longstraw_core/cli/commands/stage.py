@@ -6,8 +6,8 @@ import click
 
 from longstraw_core.cli.command import fail, output_option, reports_errors
 from longstraw_core.cli.output import OutputFormat, human_bytes, print_json
-from longstraw_core.cli.spec_file import read_spec, resolve_paths
-from longstraw_core.spec import LongStrawError, StageFailed
+from longstraw_core.cli.spec_file import default_workdir, read_spec, resolve_paths
+from longstraw_core.spec import LongStrawError, SpecError, StageFailed
 from longstraw_core.stages.catalogue import CATALOGUE, StageEntry
 from longstraw_core.stages.execute import StageRequest, parse_parent_checkpoint, run_stage
 from longstraw_core.stages.failure import report_stage_failure
@@ -27,10 +27,16 @@ def _stage_command(entry: StageEntry) -> click.Command:
         entry.name,
         help=f"{entry.purpose}\n\n\b\nReads:  {', '.join((*entry.upstream, *entry.external)) or 'nothing'}\n"
         f"Writes: {', '.join(entry.outputs)}, then the receipt.",
-        epilog=f"Example: longstraw stage {entry.name} transaction.yaml --store file:///tmp/store",
+        epilog=f"Example: longstraw stage {entry.name} transaction.yaml --workdir runs/recall-seed0",
     )
     @click.argument("spec", type=click.Path(path_type=Path))
-    @click.option("--store", help="Store URI (default: storage.uri of the specification).")
+    @click.option(
+        "--workdir",
+        type=click.Path(path_type=Path),
+        help="Work directory of a `longstraw run` whose artifacts are read and written "
+        "(default: storage.uri of the specification, else runs/<name>-seed<seed>).",
+    )
+    @click.option("--store", help="Store URI instead of a work directory: file://… or s3://bucket/prefix.")
     @click.option("--run", "run_name", help="Name of the run (default: name of the specification).")
     @click.option("--transaction", type=click.IntRange(1, 9999), default=1, show_default=True)
     @click.option(
@@ -46,6 +52,7 @@ def _stage_command(entry: StageEntry) -> click.Command:
     @reports_errors
     def command(
         spec: Path,
+        workdir: Path | None,
         store: str | None,
         run_name: str | None,
         transaction: int,
@@ -54,8 +61,13 @@ def _stage_command(entry: StageEntry) -> click.Command:
         output: OutputFormat,
     ) -> None:
         if store is not None:
+            if workdir is not None:
+                raise SpecError("--store and --workdir: give one of them")
             overrides = (*overrides, f"storage.uri={store}")
-        parsed = resolve_paths(read_spec(spec, overrides), spec.parent)
+        written = read_spec(spec, overrides)
+        if workdir is None and "storage" not in written.model_fields_set:
+            workdir = default_workdir(written)
+        parsed = resolve_paths(written, spec.parent, store=None if workdir is None else workdir / "store")
         run = run_name or parsed.name
         try:
             outcome = run_stage(
