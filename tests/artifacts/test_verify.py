@@ -547,13 +547,13 @@ def test_two_indexes_or_an_index_under_a_wrong_name_are_refused(run_directory: P
     assert named(verify_directory(run_directory), second.name) == ["changed"]
 
 
-def test_sealing_clears_what_killed_writers_left_and_ignores_the_lock(run_directory: Path) -> None:
+def test_sealing_clears_what_killed_writers_left_and_leaves_the_lock_out(run_directory: Path) -> None:
     (run_directory / "store" / "staging" / "abandoned").write_bytes(b"half")
     (run_directory / ".longstraw-partial-abandoned").write_bytes(b"half")
     (run_directory / "logs" / ".longstraw-partial-tree" / "sub").mkdir(parents=True)
     (run_directory / "logs" / ".longstraw-partial-tree" / "sub" / "file").write_bytes(b"half")
     seal_directory(run_directory)
-    (run_directory / ".lock").write_text("changed")
+    (run_directory / ".lock").touch()
     assert os.listdir(run_directory / "logs") == ["train.log"]
     assert verify_directory(run_directory).ok
 

@@ -4,7 +4,7 @@ import torch
 
 from longstraw_core.engine.policy import state_bytes
 from longstraw_core.engine.token_logprobs import token_logprobs
-from longstraw_core.mixers.qwen3_5 import bind_family
+from longstraw_core.mixers.families import bind_family
 from longstraw_core.resident.paged_keys_values import PagedKeysValues, PageLayout
 from longstraw_core.resident.pool import ResidentPool
 from longstraw_core.spec.transaction import LayoutSpec
