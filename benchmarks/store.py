@@ -20,6 +20,7 @@ import statistics
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -140,18 +141,26 @@ def hash_tree(scratch: Path, megabytes: int, repeats: int) -> bool:
             for _ in range(megabytes // FILES):
                 file.write(block)
     cores = len(os.sched_getaffinity(0))
-    count = megabytes // 2
+    share = megabytes // cores
 
-    def one_core() -> None:
+    def hash_share() -> None:
         digest = hashlib.sha256()
-        for _ in range(count):
+        for _ in range(share):
             digest.update(block)
 
+    def all_cores() -> None:
+        # every core at once: what one core does alone, times the cores, is not what a shared machine gives
+        threads = [threading.Thread(target=hash_share) for _ in range(cores)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+
     build_tree(tree)
-    pairs = [(timed_cpu(one_core), timed_cpu(lambda: build_tree(tree))) for _ in range(repeats)]
-    core, core_busy = (count / statistics.median(pair[0][kind] for pair in pairs) for kind in (0, 1))
-    whole, whole_busy = (megabytes / statistics.median(pair[1][kind] for pair in pairs) for kind in (0, 1))
-    ratio = whole / (core * cores)
+    pairs = [(timed_cpu(all_cores), timed_cpu(lambda: build_tree(tree))) for _ in range(repeats)]
+    plain, plain_busy = (share * cores / statistics.median(pair[0][kind] for pair in pairs) for kind in (0, 1))
+    ours, ours_busy = (megabytes / statistics.median(pair[1][kind] for pair in pairs) for kind in (0, 1))
+    ratio = ours / plain
     return report(
         "hash_tree",
         ratio=ratio,
@@ -159,11 +168,10 @@ def hash_tree(scratch: Path, megabytes: int, repeats: int) -> bool:
         ok=ratio >= 0.8,
         cores=cores,
         megabytes=megabytes,
-        tree_megabytes_per_second=round(whole),
-        core_megabytes_per_second=round(core),
+        tree_megabytes_per_second=round(ours),
+        hashlib_megabytes_per_second=round(plain),
         # the same ratio per second of processor time: what other processes on the machine cannot change
-        ratio_of_processor_time=round(whole_busy / core_busy, 3),
-        threads_busy=round(statistics.median(pair[1][1] / pair[1][0] for pair in pairs), 2),
+        ratio_of_processor_time=round(ours_busy / plain_busy, 3),
         load_average=round(os.getloadavg()[0], 1),
     )
 

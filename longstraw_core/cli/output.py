@@ -40,6 +40,11 @@ def human_seconds(seconds: float) -> str:
     return f"{hours}h{minutes:02d}m" if hours else f"{minutes}m{rest:02d}s"
 
 
+def printable(text: str) -> str:
+    """Text whose control characters are shown as escapes, so that a name from a store cannot forge output."""
+    return "".join(character if character.isprintable() else repr(character)[1:-1] for character in text)
+
+
 def console() -> Console:
     """Standard output for people; no colour codes, and room for a wide table, where it is not a terminal."""
     return Console(highlight=False, soft_wrap=True, width=None if sys.stdout.isatty() else PIPE_WIDTH)

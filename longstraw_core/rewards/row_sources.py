@@ -157,7 +157,7 @@ class ParquetSource:
         self._digest = file_hash.hexdigest()
         number = 0
         for batch in self._batches():
-            for fields in batch.to_pylist():
+            for fields in self._values(batch):
                 yield SourceRow(number, number, _without_nulls(fields))
                 number += 1
 
@@ -172,7 +172,7 @@ class ParquetSource:
                 if batch is None:
                     yield None
                     return
-            yield _without_nulls(batch.slice(number - first, 1).to_pylist()[0])
+            yield _without_nulls(self._values(batch.slice(number - first, 1))[0])
 
     def _batches(self) -> Iterator[Any]:
         import pyarrow
@@ -184,8 +184,18 @@ class ParquetSource:
                 present = [name for name in cast(Any, file).schema_arrow.names if name in columns]
                 yield from cast(Any, file).iter_batches(batch_size=PARQUET_BATCH_ROWS, columns=present)
         except (pyarrow.ArrowException, OSError) as error:
-            reason = " ".join(str(error).split())[:200]
-            raise DataRefused(f"{self._name}: cannot be read as Parquet: {reason}; write the file again") from error
+            raise self._unreadable(error) from error
+
+    def _values(self, batch: Any) -> list[dict[str, Any]]:
+        """The rows of a batch as plain values; text that is not UTF-8 and times Python cannot hold are refused."""
+        try:
+            return batch.to_pylist()
+        except (ValueError, OverflowError) as error:  # UnicodeDecodeError is a ValueError
+            raise self._unreadable(error) from error
+
+    def _unreadable(self, error: Exception) -> DataRefused:
+        reason = " ".join(str(error).split())[:200]
+        return DataRefused(f"{self._name}: cannot be read as Parquet: {reason}; write the file again")
 
 
 def _without_nulls(value: Any) -> Any:

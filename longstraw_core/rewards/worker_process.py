@@ -8,6 +8,7 @@ Standard output belongs to the protocol; whatever a library or a plug-in prints 
 import importlib
 import json
 import math
+import numbers
 import os
 import signal
 import sys
@@ -46,12 +47,15 @@ def main(arguments: list[str]) -> int:
         return 0
     _limit_memory()
     reply({"ready": True})
+    own_process = os.getpid()
     for line in requests:
         # The default action of the alarm ends the process: it needs neither the main thread nor our parent.
         signal.signal(signal.SIGALRM, signal.SIG_DFL)
         signal.setitimer(signal.ITIMER_REAL, alarm_seconds)
         record = answer(json.loads(line))
         signal.setitimer(signal.ITIMER_REAL, 0)
+        if os.getpid() != own_process:
+            os._exit(0)  # a plug-in forked: only the process that was asked may answer
         reply(record)
     return 0
 
@@ -128,9 +132,10 @@ def checked_result(result: Any) -> Mapping[str, Any]:
             f"the plug-in returned the unknown key {unknown[0]!r}; allowed: score, correct, extracted, rule"
         )
     score = fields.get("score")
-    if isinstance(score, bool) or not isinstance(score, int | float) or not math.isfinite(score):
+    # numbers.Real: numpy's and other libraries' numbers are as good as Python's
+    if isinstance(score, bool) or not isinstance(score, numbers.Real) or not math.isfinite(score):
         raise TypeError(f"the plug-in returned the score {str(score)[:40]!r}; return a finite number")
-    correct = fields.get("correct", score > 0)
+    correct = fields.get("correct", float(score) > 0)
     texts = [fields.get("extracted"), fields.get("rule")]
     if not isinstance(correct, bool) or not all(text is None or isinstance(text, str) for text in texts):
         raise TypeError("the plug-in's correct must be a boolean, extracted and rule must be text")

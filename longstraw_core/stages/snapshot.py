@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from longstraw_core.spec import SpecError
+from longstraw_core.spec.descriptors import check_relative_path
 
 MAX_SAFETENSORS_HEADER_BYTES = 100_000_000
 """The format's own limit."""
@@ -60,7 +61,13 @@ def check_snapshot_files(snapshot: Path) -> None:
             shards = sorted(set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values()))
         except (OSError, ValueError, KeyError, AttributeError, TypeError) as error:
             raise SpecError(f"model.snapshot: {index} is not a safetensors index: {error}") from error
+        if not shards:
+            raise SpecError(f"model.snapshot: {index} names no weight file; download it again")
     for shard in shards:
+        try:
+            check_relative_path(str(shard))
+        except ValueError as error:
+            raise SpecError(f"model.snapshot: {index} names a weight file outside the snapshot: {error}") from error
         _check_weight_file(snapshot / str(shard))
 
 

@@ -242,6 +242,15 @@ def test_the_verify_command_says_what_is_wrong_and_exits_with_11(copy: Path) -> 
     assert any(blob.name in fault["path"] for fault in faults)
 
 
+def test_a_receipt_that_is_not_there_is_no_verified_run(copy: Path) -> None:
+    receipt = copy / "store" / "runs" / "small" / "0001" / "validate_run" / "receipt.json"
+    uri = receipt.resolve().as_uri()
+    assert subprocess.run([*COMMAND, "verify", uri], capture_output=True, check=False).returncode == 0
+    receipt.unlink()
+    assert subprocess.run([*COMMAND, "verify", uri], capture_output=True, check=False).returncode == 11
+    assert subprocess.run([*COMMAND, "verify", str(copy), "--deep"], capture_output=True, check=False).returncode == 2
+
+
 def test_a_longer_run_continues_from_the_finished_one(finished: Scene, tmp_path: Path) -> None:
     longer = Scene(finished.spec, finished.workdir)
     completed = longer.run(transactions=2)

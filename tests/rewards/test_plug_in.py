@@ -80,3 +80,15 @@ def test_function_and_kind_belong_together() -> None:
         RewardSpec(kind="python")
     with pytest.raises(ValueError, match="only for kind python"):
         RewardSpec(kind="math_verify", function="a:b")
+
+
+def test_a_child_that_a_function_leaves_behind_answers_for_nobody() -> None:
+    with scorer("forks") as plug_in:
+        first, second = plug_in.judge([("fork", "42"), ("x", "42")])
+    assert (first.reward, second.reward) == (0.5, -0.9)
+
+
+def test_a_number_of_another_library_is_a_number() -> None:
+    with scorer("numpy_number") as plug_in:
+        (verdict,) = plug_in.judge([("x", "42")])
+    assert (verdict.reward, verdict.correct, verdict.status) == (0.5, True, "ok")

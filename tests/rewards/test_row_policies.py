@@ -146,3 +146,18 @@ def test_a_broken_parquet_file_is_refused(tmp_path: Path) -> None:
     path.write_bytes(b"PAR1" + b"\0" * 100)
     with pytest.raises(DataRefused, match=r"rows\.data: cannot be read as Parquet"):
         audited(path)
+
+
+def test_text_that_is_not_utf8_and_times_beyond_python_are_refused(tmp_path: Path) -> None:
+    import pyarrow
+    from pyarrow import parquet
+
+    good = pyarrow.Table.from_pylist([question(1)])
+    bytes_as_text = pyarrow.array([b"\xff\xfe"], pyarrow.binary()).cast(pyarrow.binary()).view(pyarrow.string())
+    nanoseconds = pyarrow.array([1], pyarrow.timestamp("ns"))
+    for name, column in (("data_source", bytes_as_text), ("ability", nanoseconds)):
+        path = tmp_path / f"{name}.parquet"
+        place = good.schema.get_field_index(name)
+        parquet.write_table(good.set_column(place, name, column), str(path))
+        with pytest.raises(DataRefused, match=r"cannot be read as Parquet|data_source|ability"):
+            audited(path)

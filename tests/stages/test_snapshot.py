@@ -46,3 +46,17 @@ def test_a_broken_index_is_named(snapshot: Path, content: str) -> None:
     (snapshot / "model.safetensors.index.json").write_text(content)
     with pytest.raises(SpecError, match=r"index\.json"):
         check_snapshot(snapshot, "qwen3_5_text")
+
+
+@pytest.mark.parametrize("shard", ["../outside.safetensors", "/etc/outside.safetensors", "a/../../b.safetensors"])
+def test_a_weight_file_outside_the_snapshot_is_refused(snapshot: Path, shard: str) -> None:
+    (snapshot / "model.safetensors").rename(snapshot.parent / "outside.safetensors")
+    (snapshot / "model.safetensors.index.json").write_text(json.dumps({"weight_map": {"a": shard}}))
+    with pytest.raises(SpecError, match="outside the snapshot"):
+        check_snapshot(snapshot, "qwen3_5_text")
+
+
+def test_an_index_without_weight_files_is_refused(snapshot: Path) -> None:
+    (snapshot / "model.safetensors.index.json").write_text('{"weight_map": {}}')
+    with pytest.raises(SpecError, match="names no weight file"):
+        check_snapshot(snapshot, "qwen3_5_text")

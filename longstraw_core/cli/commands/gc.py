@@ -1,10 +1,13 @@
 """`longstraw gc`: delete the artifacts of old runs."""
 
+import math
+
 import click
 
 from longstraw_core.artifacts import collect_garbage, open_store
 from longstraw_core.cli.command import output_option, reports_errors
 from longstraw_core.cli.output import OutputFormat, console, human_bytes, print_json
+from longstraw_core.spec import SpecError
 
 
 @click.command("gc", epilog="Example: longstraw gc --store s3://team/longstraw --keep-runs 10 --dry-run")
@@ -26,6 +29,8 @@ def gc_command(uri: str, keep_runs: int, grace_hours: float, dry_run: bool, outp
     Kept are the newest runs, runs younger than the grace period, the checkpoint that every policy points to, every
     checkpoint that those were trained from, and registered snapshots. Nothing is deleted when any of it has a fault.
     """
+    if math.isnan(grace_hours):
+        raise SpecError("--grace-hours: nan is not a number of hours")
     report = collect_garbage(open_store(uri), keep_runs=keep_runs, grace_seconds=grace_hours * 3600, dry_run=dry_run)
     if output == "json":
         print_json(

@@ -9,7 +9,7 @@ import click
 from longstraw_core.artifacts import VerifyReport, open_store, split_receipt_uri, verify_directory, verify_store
 from longstraw_core.artifacts.signing import VERIFY_KEY_VARIABLE
 from longstraw_core.cli.command import output_option, reports_errors
-from longstraw_core.cli.output import OutputFormat, console, human_bytes, print_json
+from longstraw_core.cli.output import OutputFormat, console, human_bytes, print_json, printable
 from longstraw_core.spec import IntegrityError, SpecError
 
 
@@ -45,8 +45,15 @@ def verify_command(
         uri, place = split_receipt_uri(target)
         if place is not None and run_name not in (None, place.run):
             raise SpecError(f"--run {run_name}: {target} is a receipt of run {place.run}; leave --run out")
-        report = verify_store(open_store(uri), place.run if place else run_name, deep=deep)
+        store = open_store(uri)
+        if place is not None and not store.exists(place.name):
+            raise IntegrityError(
+                f"{place.name} is missing from {store.uri}; the stage did not finish, or it was removed"
+            )
+        report = verify_store(store, place.run if place else run_name, deep=deep)
     else:
+        if run_name is not None or deep:
+            raise SpecError("--run and --deep are for a store; a work directory is verified whole")
         _check_run_directory(Path(target))
         report = verify_directory(Path(target))
     _show(report, output)
@@ -80,9 +87,9 @@ def _show(report: VerifyReport, output: OutputFormat) -> None:
         return
     screen = console()
     for fault in report.faults:
-        screen.print(f"{fault.kind:<10} {fault.path}: {fault.message}", markup=False)
+        screen.print(printable(f"{fault.kind:<10} {fault.path}: {fault.message}"), markup=False)
     for name in report.unchecked:
-        screen.print(f"not checked (out of reach): {name}", markup=False)
+        screen.print(printable(f"not checked (out of reach): {name}"), markup=False)
     screen.print(
         f"{'ok' if report.ok else 'NOT ok'}: {report.receipts} receipts, {report.blobs} blobs, "
         f"{human_bytes(report.bytes)} re-hashed, {len(report.faults)} faults",

@@ -28,4 +28,22 @@ def moody(response: str, ground_truth: str) -> Any:
     return {"nan": float("nan"), "text": "1", "unknown": {"score": 1, "points": 3}, "none": None}.get(response, 1)
 
 
+def forks(response: str, ground_truth: str) -> float:
+    """Leave a child behind that returns later, with a score of its own."""
+    if response == "fork":
+        if os.fork() == 0:
+            time.sleep(0.2)
+            return 0.1
+        return 0.5
+    time.sleep(0.6)
+    return -0.9
+
+
+def numpy_number(response: str, ground_truth: str) -> Any:
+    """Return a number of another library."""
+    import numpy
+
+    return numpy.float32(0.5)
+
+
 not_a_function = 3
