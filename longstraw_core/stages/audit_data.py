@@ -59,7 +59,7 @@ def execute(context: StageContext) -> StageResult:
     report = audit.report
     return StageResult(
         outputs={
-            "prompts": context.write_records(list(audit.prompts)),
+            "prompts": context.write_records(audit.prompts),
             "audit": context.store.put_blob(canonical_json(report), MEDIA_TYPE_JSON),
         },
         metrics={

@@ -1,7 +1,7 @@
 """What a stage sees while it runs: its specification, verified inputs, a scratch directory and the phase clock."""
 
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -95,7 +95,7 @@ class StageContext:
                 raise IntegrityError(f"{stage}/{output} line {number}: {place}: {problem['msg']}") from error
         return tuple(records)
 
-    def write_records(self, records: tuple[StrictModel, ...] | list[StrictModel]) -> Descriptor:
+    def write_records(self, records: Sequence[StrictModel]) -> Descriptor:
         """Publish models as canonical JSON Lines."""
         content = b"".join(canonical_json(record) + b"\n" for record in records)
         return self.store.put_blob(content, MEDIA_TYPE_JSON_LINES)

@@ -62,7 +62,7 @@ def execute(context: StageContext) -> StageResult:
                 ]
             context.log.progress("groups replayed", number + 1, len(groups))
     return StageResult(
-        outputs={"logprobs": context.write_records(list(records))},
+        outputs={"logprobs": context.write_records(records)},
         metrics={
             "sampling/sampling_logp_difference/mean": sum(differences) / len(differences),
             "sampling/sampling_logp_difference/max": max(differences),

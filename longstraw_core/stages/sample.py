@@ -36,7 +36,7 @@ def execute(context: StageContext) -> StageResult:
             context.log.progress("groups sampled", number, len(prompts))
     tokens = sum(len(rollout.token_ids) for rollout in rollouts)
     return StageResult(
-        outputs={"rollouts": context.write_records(list(rollouts))},
+        outputs={"rollouts": context.write_records(rollouts)},
         metrics={
             "sampling/responses": float(len(rollouts)),
             "sampling/tokens": float(tokens),

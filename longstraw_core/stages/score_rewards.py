@@ -30,7 +30,7 @@ def execute(context: StageContext) -> StageResult:
     agreement = report.agreement
     return StageResult(
         outputs={
-            "scored_groups": context.write_records(list(groups)),
+            "scored_groups": context.write_records(groups),
             "statistics": context.store.put_blob(canonical_json(report), MEDIA_TYPE_JSON),
         },
         metrics=group_metrics(groups)
