@@ -2,6 +2,7 @@
 
 from typing import Any
 
+from longstraw_core.mixers.exchange.rank_group import ALONE, RankGroup
 from longstraw_core.mixers.family import Family
 from longstraw_core.mixers.glm_moe_dsa import GlmFamily
 from longstraw_core.mixers.qwen3_5 import Qwen35Family
@@ -10,12 +11,20 @@ from longstraw_core.spec.errors import SpecError
 FAMILIES = {"qwen3_5_text": Qwen35Family, "qwen3_5": Qwen35Family, "glm_moe_dsa": GlmFamily}
 
 
-def bind_family(model: Any, *, page_tokens: int) -> Family:
+def bind_family(model: Any, *, page_tokens: int, context: RankGroup = ALONE, experts: RankGroup = ALONE) -> Family:
     """Bind a Hugging Face causal language model to its family.
 
+    Args:
+        model: the model; PEFT may have wrapped its modules.
+        page_tokens: tokens per resident page.
+        context: the ranks that share the tokens of every prompt and response.
+        experts: the ranks that share the experts.
+
     Raises:
-        SpecError: the model type, a layer type or the rope type is not supported.
+        SpecError: the model type, a layer type, the rope type or a number of ranks is not supported.
     """
+    if context.size > 1 or experts.size > 1:
+        raise SpecError(f"{context.size} context and {experts.size} expert ranks: this model runs on one rank only")
     model_type = model.config.model_type
     if model_type not in FAMILIES:
         raise SpecError(f"model type {model_type!r} is not supported; supported are {', '.join(FAMILIES)}")
