@@ -3,6 +3,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
+HELM := .tools/helm
 EXAMPLE := examples/recall
 RUN := runs/recall
 SEED ?= 0
@@ -33,7 +34,10 @@ run: $(EXAMPLE)/tiny-model $(EXAMPLE)/rows.jsonl  ## Run the example: six real t
 	OMP_NUM_THREADS=1 $(BIN)/longstraw run examples/recall/transaction.yaml --transactions $(TRANSACTIONS) \
 		--set seed=$(SEED) --workdir $(RUN)-seed$(SEED)
 
-test: $(STAMP)   ## Run the tests
+$(HELM): charts/helm.lock charts/fetch_helm.py | $(STAMP)
+	$(BIN)/python charts/fetch_helm.py --out $@
+
+test: $(STAMP) $(HELM)   ## Run the tests
 	OMP_NUM_THREADS=1 TOKENIZERS_PARALLELISM=false $(BIN)/pytest -n 2 --dist loadfile
 
 lint: $(STAMP)   ## Style, types and layer order
@@ -72,4 +76,4 @@ bench-engine-short: $(STAMP)  ## The same figures at small sizes, to see that th
 	OMP_NUM_THREADS=1 $(BIN)/python benchmarks/engine.py --short
 
 clean:           ## Remove the environment and everything that was built or run
-	rm -rf $(VENV) build runs $(EXAMPLE)/tiny-model $(EXAMPLE)/rows.jsonl
+	rm -rf $(VENV) .tools build runs $(EXAMPLE)/tiny-model $(EXAMPLE)/rows.jsonl

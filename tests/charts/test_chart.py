@@ -1,0 +1,185 @@
+"""The chart, by the real Helm binary: what it renders, what it refuses, and that teams are kept apart."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from tests.charts.rendering import CHART, GOLDEN, VALUES, helm, objects, template
+
+MINIMAL, FULL = VALUES / "minimal.yaml", VALUES / "full.yaml"
+KUBERNETES = ["1.31", "1.32", "1.33", "1.34", "1.35", "1.36", "1.37"]
+DIGEST = "sha256:" + "a" * 64
+
+MATRIX = [
+    (),
+    ("registration.enabled=false",),
+    ("networkPolicy.enabled=false",),
+    ("garbageCollection.enabled=true",),
+    ("snapshotCache.enabled=true", 'snapshotCache.accessMode="ReadWriteOnce"'),
+    ("queue.enabled=true", 'queue.clusterQueue="gpus"'),
+    ("serviceAccount.create=false", 'serviceAccount.name="existing"'),
+    ('store.secretName=""', 'serviceAccount.annotations={"role":"arn"}'),
+    ('kfp.tokenSecretName="token"',),
+    ('transaction={"name":"n","storage":{"uri":"s3://longstraw/teams/search"}}', "recurring.enabled=true"),
+]
+
+REFUSED = {
+    "no team": ('team=""', "/team"),
+    "team with a capital": ('team="Search"', "/team"),
+    "team too long": (f'team="{"t" * 41}"', "/team"),
+    "team ends in a hyphen": ('team="a-"', "/team"),
+    "image by tag": ('images.trainer="registry.example/trainer:v1"', "/images/trainer"),
+    "image by tag and digest": (f'images.trainer="registry.example/t:v1@{DIGEST}x"', "/images/trainer"),
+    "digest of 63 digits": (f'images.control="registry.example/control@sha256:{"a" * 63}"', "/images/control"),
+    "no image": ('images.sampler=""', "/images/sampler"),
+    "an unknown image": (f'images.other="registry.example/o@{DIGEST}"', "other"),
+    "store without a prefix": ('store.uri="s3://longstraw"', "/store/uri"),
+    "store of another team": ('store.uri="s3://longstraw/teams/law"', "does not end in /search"),
+    "store with credentials": ('store.uri="s3://key:secret@longstraw/search"', "/store/uri"),
+    "store on a file system": ('store.uri="file:///data/search"', "/store/uri"),
+    "endpoint with credentials": ('store.endpoint="https://key:secret@s3.example"', "/store/endpoint"),
+    "endpoint without scheme": ('store.endpoint="s3.example:8333"', "/store/endpoint"),
+    "path style true": ("store.pathStyle=true", "/store/pathStyle"),
+    "no credentials at all": ('store.secretName=""', "store.secretName"),
+    "inline credentials": ('store.secretKey="abc"', "secretKey"),
+    "no kfp endpoint": ('kfp.endpoint=""', "/kfp/endpoint"),
+    "no account": ("serviceAccount.create=false", "serviceAccount.name"),
+    "bad cron": ('garbageCollection.schedule="daily"', "/garbageCollection/schedule"),
+    "keep nothing": ("garbageCollection.keepRuns=0", "/garbageCollection/keepRuns"),
+    "no grace": ("garbageCollection.graceHours=0", "/garbageCollection/graceHours"),
+    "bad size": ('snapshotCache.size="2 TB"', "/snapshotCache/size"),
+    "bad access mode": ('snapshotCache.accessMode="RWX"', "/snapshotCache/accessMode"),
+    "bad cidr": ('networkPolicy.apiServer.cidr="everywhere"', "/networkPolicy/apiServer/cidr"),
+    "bad port": ("networkPolicy.apiServer.ports=[70000]", "/networkPolicy/apiServer/ports"),
+    "root": ("jobs.runAsUser=0", "/jobs/runAsUser"),
+    "quota as a number": ('resourceQuota={"pods":"many"}', "/resourceQuota"),
+    "queue without a cluster queue": ("queue.enabled=true", "/queue"),
+    "recurring without a transaction": ("recurring.enabled=true", "recurring.enabled"),
+    "transaction elsewhere": ('transaction={"storage":{"uri":"s3://other/search"}}', "transaction.storage.uri"),
+    "unknown value": ("recuring.enabled=true", "recuring"),
+    "negative timeout": ("registration.timeoutSeconds=-1", "/registration/timeoutSeconds"),
+    "secret name with a slash": ('store.secretName="a/b"', "/store/secretName"),
+}
+
+
+def containers(rendered: list[dict[str, Any]]) -> list[tuple[dict[str, Any], dict[str, Any]]]:
+    """Return (pod spec, container) of every pod that the chart makes."""
+    found: list[tuple[dict[str, Any], dict[str, Any]]] = []
+    for entry in rendered:
+        spec = entry.get("spec", {})
+        if entry["kind"] == "CronJob":
+            spec = spec["jobTemplate"]["spec"]
+        pod = spec if entry["kind"] == "Pod" else spec.get("template", {}).get("spec")
+        found += [(pod, container) for container in (pod or {}).get("containers", [])]
+    return found
+
+
+@pytest.mark.parametrize("values", [MINIMAL, FULL], ids=lambda path: path.stem)
+def test_lint_finds_nothing(values: Path) -> None:
+    done = helm("lint", "--strict", str(CHART), "--values", str(values))
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+@pytest.mark.parametrize("values", [MINIMAL, FULL], ids=lambda path: path.stem)
+def test_rendering_equals_the_golden_file(values: Path) -> None:
+    expected = (GOLDEN / values.name).read_text(encoding="utf-8")
+    assert template(values) == expected, "if this change is meant: python -m tests.charts.rendering"
+
+
+@pytest.mark.parametrize("overrides", MATRIX, ids=lambda overrides: ",".join(overrides) or "minimal")
+def test_every_combination_is_valid_for_the_newest_and_oldest_kubernetes(
+    overrides: tuple[str, ...], tmp_path: Path
+) -> None:
+    path = tmp_path / "rendered.yaml"
+    path.write_text(template(MINIMAL, *overrides), encoding="utf-8")
+    validate(path, [KUBERNETES[0], KUBERNETES[-1]])
+
+
+@pytest.mark.parametrize("values", [MINIMAL, FULL], ids=lambda path: path.stem)
+def test_golden_files_are_valid_for_every_supported_kubernetes(values: Path) -> None:
+    validate(GOLDEN / values.name, KUBERNETES)
+
+
+def validate(path: Path, versions: list[str]) -> None:
+    tool = Path(sys.executable).with_name("kubernetes-validate")
+    selected = [part for version in versions for part in ("-k", version)]
+    done = subprocess.run([str(tool), "--strict", *selected, str(path)], capture_output=True, text=True, check=False)
+    output = done.stdout + done.stderr
+    assert done.returncode == 0, output
+    # Kueue's own kind has no schema in Kubernetes; nothing else may go unchecked
+    unchecked = [line for line in output.splitlines() if "Couldn't find schema" in line]
+    assert all("LocalQueue" in line for line in unchecked), unchecked
+    known = [entry for entry in objects(path.read_text(encoding="utf-8")) if entry["kind"] != "LocalQueue"]
+    assert output.count(" passed for resource ") == len(known) * len(versions)
+
+
+@pytest.mark.parametrize(("override", "named"), REFUSED.values(), ids=list(REFUSED))
+def test_bad_values_are_refused_by_name(override: str, named: str) -> None:
+    done = helm("template", "ls", str(CHART), "--values", str(MINIMAL), "--set-json", override)
+    assert done.returncode != 0, f"accepted {override}"
+    assert named in done.stderr
+
+
+def test_values_without_anything_are_refused() -> None:
+    assert helm("template", "ls", str(CHART)).returncode != 0
+
+
+def test_every_container_is_pinned_non_root_and_without_privileges() -> None:
+    for pod, container in containers(objects(template(FULL))):
+        assert container["image"].partition("@")[2].startswith("sha256:")
+        assert pod["securityContext"]["runAsNonRoot"] is True
+        assert pod["securityContext"]["seccompProfile"] == {"type": "RuntimeDefault"}
+        assert container["securityContext"] == {
+            "allowPrivilegeEscalation": False,
+            "readOnlyRootFilesystem": True,
+            "capabilities": {"drop": ["ALL"]},
+        }
+        assert set(container["resources"]) == {"requests", "limits"}
+    assert len(containers(objects(template(FULL)))) == 4
+
+
+def test_no_object_holds_a_secret_and_the_role_reads_none() -> None:
+    rendered = objects(template(FULL))
+    assert not [entry for entry in rendered if entry["kind"] == "Secret"]
+    (role,) = [entry for entry in rendered if entry["kind"] == "Role"]
+    for rule in role["rules"]:
+        assert "*" not in rule["verbs"] + rule["resources"] + rule["apiGroups"]
+        assert "secrets" not in rule["resources"]
+    assert not [entry for entry in rendered if entry["kind"].startswith("Cluster")]
+
+
+def test_two_teams_share_no_object_prefix_or_network() -> None:
+    search = objects(template(MINIMAL, release="search", namespace="team-search"))
+    law = objects(template(FULL, release="law", namespace="team-law"))
+    names = [{(entry["kind"], entry["metadata"]["name"]) for entry in team} for team in (search, law)]
+    assert not names[0] & names[1]
+    stores = [
+        entry["data"]["LONGSTRAW_STORE"]
+        for team in (search, law)
+        for entry in team
+        if entry["kind"] == "ConfigMap" and "LONGSTRAW_STORE" in entry["data"]
+    ]
+    assert stores == ["s3://longstraw/teams/search", "s3://longstraw/teams/law"]
+    for team in (search, law):
+        policies = [entry["spec"] for entry in team if entry["kind"] == "NetworkPolicy"]
+        assert {"podSelector": {}, "policyTypes": ["Ingress", "Egress"]} in policies
+        sources = [source for policy in policies for rule in policy.get("ingress", []) for source in rule["from"]]
+        # a pod selector alone means this namespace alone
+        assert sources == [{"podSelector": {}}]
+        (binding,) = [entry for entry in team if entry["kind"] == "RoleBinding"]
+        assert {subject["namespace"] for subject in binding["subjects"]} == {
+            "team-search" if team is search else "team-law"
+        }
+
+
+def test_the_lock_in_the_cluster_is_the_lock_of_the_values() -> None:
+    (configuration,) = [
+        entry for entry in objects(template(FULL)) if entry["metadata"]["name"] == "longstraw-law-configuration"
+    ]
+    assert json.loads(configuration["data"]["images.lock.json"]) == yaml.safe_load(FULL.read_text())["images"]
+    assert yaml.safe_load(configuration["data"]["transaction.yaml"])["name"] == "nightly"
