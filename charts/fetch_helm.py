@@ -25,8 +25,10 @@ def fetch(out: Path) -> None:
     out.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory() as scratch:
         subprocess.run(
-            [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--require-hashes", "-r", str(LOCK)]
-            + ["--dest", scratch],
+            [
+                *(sys.executable, "-m", "pip", "download", "--quiet"),
+                *("--no-deps", "--require-hashes", "-r", str(LOCK), "--dest", scratch),
+            ],
             check=True,
         )
         (wheel,) = Path(scratch).glob("*.whl")
