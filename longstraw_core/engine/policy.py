@@ -76,9 +76,7 @@ class Policy:
         self.model = model
         self.gradient: GradientMode = gradient
         self._layout = layout
-        self._family = bind_family(base, page_tokens=layout.page_tokens)
-        if layout.checkpoint_layers and not self._family.layers_recompute_alone:
-            raise SpecError("layout.checkpoint_layers: layers of this family share selected positions; switch it off")
+        self._family = bind_family(base, page_tokens=layout.page_tokens, selection_record=layout.selection_record)
         if not isinstance(self._family.head, torch.nn.Linear) or self._family.head.weight.requires_grad:
             raise SpecError("the language-model head cannot be trained: remove lm_head from lora.targets")
         if isinstance(self._family.embedding, torch.nn.Embedding) and self._family.embedding.weight.requires_grad:

@@ -76,8 +76,6 @@ class Family(Protocol):
     device: torch.device
     state_device: torch.device
     """Where resident state is kept: the device, or host memory from which layers are staged one at a time."""
-    layers_recompute_alone: bool
-    """Whether one layer can be recomputed in backward without the layers before it."""
 
     def segment(
         self,

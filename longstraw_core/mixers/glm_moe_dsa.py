@@ -9,7 +9,7 @@ from torch import nn
 
 from longstraw_core.mixers.family import Layer, Mixed, StateBytes
 from longstraw_core.mixers.latent_attention import LatentAttention, LatentSegment
-from longstraw_core.mixers.rotary import inverse_frequencies, rotary_angles
+from longstraw_core.mixers.rotary import rotary_angles, rotary_frequencies
 from longstraw_core.mixers.routed_experts import RoutedExperts
 from longstraw_core.mixers.segment import Choices, Segment
 from longstraw_core.resident.latent_state import ChoiceLayout, LatentLayout, LatentState
@@ -18,6 +18,7 @@ from longstraw_core.resident.page_run import RowLayout
 from longstraw_core.resident.pool import ResidentPool
 from longstraw_core.resident.staging import Stager
 from longstraw_core.spec.errors import SpecError
+from longstraw_core.spec.transaction import SelectionRecord
 
 
 class GlmLayer:
@@ -54,7 +55,7 @@ class GlmLayer:
 class GlmFamily:
     """A `GlmMoeDsaForCausalLM` whose projections and experts PEFT may have wrapped."""
 
-    def __init__(self, model: Any, *, page_tokens: int) -> None:
+    def __init__(self, model: Any, *, page_tokens: int, selection_record: SelectionRecord = "cut") -> None:
         text = model.model
         config = text.config
         self._check(config)
@@ -66,10 +67,12 @@ class GlmFamily:
         self.dtype: torch.dtype = text.embed_tokens.weight.dtype
         self.device: torch.device = text.embed_tokens.weight.device
         self.state_device = torch.device("cpu") if self.device.type == "cuda" else self.device
-        self.layers_recompute_alone = False  # IndexShare layers read what an earlier layer of the pass selected
-        self._inverse = inverse_frequencies(config.rope_parameters["rope_theta"], config.qk_rope_head_dim, self.device)
+        rope, rope_dim = config.rope_parameters, config.qk_rope_head_dim
+        self._inverse, self._amplitude = rotary_frequencies(rope, rope_dim, self.device)
         self._stager = Stager(self.device)
+        self._selection_record: SelectionRecord = selection_record
         modules = text.layers[: config.num_hidden_layers]
+        index_layers = [index for index, kind in enumerate(config.indexer_types) if kind == "full"]
         self._glm_layers = [
             GlmLayer(
                 module,
@@ -77,6 +80,7 @@ class GlmFamily:
                     module.self_attn,
                     top_k=config.index_topk,
                     layout=self._layout(module, config, page_tokens, last=index == len(modules) - 1),
+                    selects_in=max(layer for layer in index_layers if layer <= index),
                 ),
             )
             for index, module in enumerate(modules)
@@ -93,7 +97,7 @@ class GlmFamily:
         prefix_adapted: bool = True,
     ) -> Segment:
         """Return the segment of `length` tokens behind `start` resident ones, for one pass."""
-        cos_TD, sin_TD = rotary_angles(start, length, self._inverse, 1.0)
+        cos_TD, sin_TD = rotary_angles(start, length, self._inverse, self._amplitude)
         return LatentSegment(start, length, state_gradient, cos_TD, sin_TD, choices, prefix_adapted)
 
     def new_states(self, pool: ResidentPool, owners: Sequence[str], tokens: int) -> list[LayerState]:
@@ -117,14 +121,14 @@ class GlmFamily:
                 selected=0 if indexer is None or last else config.index_topk,
                 experts=config.num_experts_per_tok if routed else 0,
                 expert_count=config.n_routed_experts,
+                selection_record=self._selection_record,
             ),
         )
 
     @staticmethod
     def _check(config: Any) -> None:
-        rope_type = config.rope_parameters.get("rope_type", "default")
-        if rope_type != "default":
-            raise SpecError(f"rope type {rope_type!r} is not supported; use a model with rope type 'default'")
+        if config.rope_parameters.get("partial_rotary_factor", 1.0) != 1.0:
+            raise SpecError("rope parameter 'partial_rotary_factor' is not supported in this family")
         if config.hidden_act != "silu":
             raise SpecError(f"activation {config.hidden_act!r} is not supported; use a model with 'silu'")
         for name, known in (

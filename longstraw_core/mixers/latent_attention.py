@@ -12,7 +12,14 @@ from typing import Any
 import torch
 
 from longstraw_core.mixers.family import Mixed, StateBytes
-from longstraw_core.mixers.index_selection import first_selecting_row, select_tokens, selection_table
+from longstraw_core.mixers.index_selection import (
+    Cut,
+    IndexInputs,
+    first_selecting_row,
+    select_tokens,
+    select_tokens_again,
+    selection_table,
+)
 from longstraw_core.mixers.low_rank import LowRank, linear_weight
 from longstraw_core.mixers.rotary import rotate_interleaved
 from longstraw_core.mixers.segment import Segment
@@ -22,9 +29,19 @@ from longstraw_core.resident.latent_state import LatentLayout, LatentState
 
 @dataclass
 class SelectionCarry:
-    """The selection that the last index layer made in this pass."""
+    """The selections that index layers made in this pass, by layer: [T, K] positions.
 
-    positions_TK: torch.Tensor | None = None
+    With autograd all of them are kept, because a layer that is recomputed in its backward must find the selection it
+    used; without autograd only the latest is.
+    """
+
+    positions_TK: dict[int, torch.Tensor] = field(default_factory=dict)
+
+    def put(self, layer: int, positions_TK: torch.Tensor) -> None:
+        """Leave the selection of an index layer for the layers that share it."""
+        if not torch.is_grad_enabled():
+            self.positions_TK.clear()
+        self.positions_TK[layer] = positions_TK
 
 
 @dataclass(frozen=True)
@@ -35,11 +52,19 @@ class LatentSegment(Segment):
 
 
 class LatentAttention:
-    """Token mixer of one layer; its modules may be wrapped by PEFT."""
+    """Token mixer of one layer; its modules may be wrapped by PEFT.
 
-    def __init__(self, module: Any, *, top_k: int, layout: LatentLayout) -> None:
+    Args:
+        module: the Hugging Face attention module.
+        top_k: tokens that an index layer selects for every query.
+        layout: layout of the layer's resident state.
+        selects_in: the index layer whose selection this layer uses; its own number when it has an indexer.
+    """
+
+    def __init__(self, module: Any, *, top_k: int, layout: LatentLayout, selects_in: int) -> None:
         self._module = module
         self._top_k = top_k
+        self._selects_in = selects_in
         self.layout = layout
 
     def state_bytes(self, tokens: int, *, swept: bool) -> StateBytes:
@@ -66,10 +91,10 @@ class LatentAttention:
         q_TNE = module.q_b_proj(q_latent_TQ).view(tokens, module.num_heads, nope_dim + rope_dim)
         q_nope_TNE, q_rope_TNR = q_TNE.split((nope_dim, rope_dim), dim=-1)
         q_rope_TNR = rotate_interleaved(q_rope_TNR, segment.cos_TD, segment.sin_TD)
-        if own_keys_TI is not None:
-            segment.carry.positions_TK = self._select(x_TH, q_latent_TQ, own_keys_TI, segment, state)
-        if segment.carry.positions_TK is None:
-            raise RuntimeError("a layer without an indexer came before every layer that has one")
+        selections = segment.carry.positions_TK
+        if own_keys_TI is not None and self._selects_in not in selections:  # a recomputed layer has selected already
+            segment.carry.put(self._selects_in, self._select(x_TH, q_latent_TQ, own_keys_TI, segment, state))
+        selection_TK = selections[self._selects_in]
 
         weight, updates = linear_weight(module.kv_b_proj)
         apart = bool(updates) and not segment.prefix_adapted and segment.start > 0
@@ -79,7 +104,7 @@ class LatentAttention:
             torch.cat((q_NTL.transpose(0, 1), q_rope_TNR), dim=-1),
             torch.cat((q_base_NTL.transpose(0, 1), q_rope_TNR), dim=-1) if apart else None,
             own_TD,
-            segment.carry.positions_TK,
+            selection_TK,
             state,
             start=segment.start,
             latent=latent_dim,
@@ -144,21 +169,40 @@ class LatentAttention:
         state: LatentState,
     ) -> torch.Tensor:
         start, length = segment.start, segment.length
-        if segment.choices == "reuse":
+        if segment.choices == "reuse" and state.records("selection"):
             selected_SK = state.recorded_choice("selection", start, start + length)
             return selection_table(start, length, self._top_k, selected_SK)
+        inputs = self._index_inputs(x_TH, q_latent_TQ, own_keys_TI, segment, state)
+        if segment.choices == "reuse":
+            cut = Cut(
+                state.recorded_choice("cut_scores", start, start + length)[:, 0],
+                state.recorded_choice("cut_positions", start, start + length)[:, 0],
+            )
+            selected_SK = select_tokens_again(inputs, cut, top_k=self._top_k, name=state.name)
+            return selection_table(start, length, self._top_k, selected_SK)
+        selected_SK, cut = select_tokens(inputs, top_k=self._top_k)
+        if segment.choices == "record":
+            first = start + first_selecting_row(start, length, self._top_k)
+            state.record_choice("selection", first, selected_SK)
+            state.record_choice("cut_scores", first, cut.scores_S[:, None])
+            state.record_choice("cut_positions", first, cut.positions_S[:, None])
+        return selection_table(start, length, self._top_k, selected_SK)
+
+    def _index_inputs(
+        self,
+        x_TH: torch.Tensor,
+        q_latent_TQ: torch.Tensor,
+        own_keys_TI: torch.Tensor,
+        segment: Segment,
+        state: LatentState,
+    ) -> IndexInputs:
         indexer = self._module.indexer
-        first = first_selecting_row(start, length, self._top_k)
-        q_TNI = indexer.wq_b(q_latent_TQ).view(length, indexer.n_heads, indexer.head_dim)
+        q_TNI = indexer.wq_b(q_latent_TQ).view(segment.length, indexer.n_heads, indexer.head_dim)
         weights = indexer.weights_proj
-        selected_SK = select_tokens(
-            self._rotate_head(q_TNI, segment),
-            weights(x_TH.to(weights.weight.dtype)).float() * indexer.n_heads**-0.5,
-            state.index_keys(start),
-            own_keys_TI,
-            top_k=self._top_k,
+        return IndexInputs(
+            q_TNI=self._rotate_head(q_TNI, segment),
+            w_TN=weights(x_TH.to(weights.weight.dtype)).float() * indexer.n_heads**-0.5,
+            prefix_keys_PI=state.index_keys(segment.start),
+            own_keys_TI=own_keys_TI,
             scale=indexer.softmax_scale,
         )
-        if segment.choices == "record":
-            state.record_choice("selection", start + first, selected_SK)
-        return selection_table(start, length, self._top_k, selected_SK)

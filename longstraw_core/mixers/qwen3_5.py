@@ -64,7 +64,6 @@ class Qwen35Family:
         rotary_dim = int(head_dim * rope.get("partial_rotary_factor", 1.0))
         self._inverse, self._amplitude = rotary_frequencies(rope, rotary_dim, self.device)
         self.state_device = self.device
-        self.layers_recompute_alone = True
         self._qwen_layers = [Qwen35Layer(module, self._mixer(module, config, page_tokens)) for module in text.layers]
         self.layers: Sequence[Layer] = self._qwen_layers
 

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 
 from longstraw_core.spec.canonical import canonical_json, sha256_digest
 from longstraw_core.spec.model import Sha256, StrictModel
+from longstraw_core.spec.positions import YarnScaling
 from longstraw_core.spec.receipts import GradientMode
 
 
@@ -19,6 +20,8 @@ class PrefixIdentity(StrictModel):
     gradient: GradientMode
     reference: bool
     """Whether this is the state of the reference policy."""
+    rope_scaling: YarnScaling | None = None
+    """The positions its keys were rotated by; None for the model's own."""
 
 
 def prompt_token_digest(token_ids: Sequence[int]) -> str:

@@ -11,6 +11,7 @@ from longstraw_core.resident.page_run import PageRun, RowLayout
 from longstraw_core.resident.pool import ResidentPool, block_bytes
 from longstraw_core.resident.staging import Key, Stager
 from longstraw_core.spec.errors import IntegrityError
+from longstraw_core.spec.transaction import SelectionRecord
 
 WIDE_POSITIONS = 1 << 16
 """Prompts up to this length record positions in 16 bits, longer ones in 32."""
@@ -25,16 +26,20 @@ class ChoiceLayout:
     experts: int
     """Experts a token is routed to."""
     expert_count: int
+    selection_record: SelectionRecord = "cut"
+    """What is kept of a selection: where it is cut (8 bytes), or its positions."""
 
     def shapes_for(self, tokens: int) -> dict[str, tuple[tuple[int, int], torch.dtype]]:
         """Shape and dtype of every record for `tokens` tokens."""
         shapes = {}
-        if self.selected and tokens > self.selected:
-            narrow = tokens <= WIDE_POSITIONS
-            shapes["selection"] = (
-                (tokens - self.selected, self.selected),
-                torch.uint16 if narrow else torch.int32,
-            )
+        selecting = tokens - self.selected
+        if self.selected and selecting > 0:
+            if self.selection_record == "positions":
+                narrow = tokens <= WIDE_POSITIONS
+                shapes["selection"] = ((selecting, self.selected), torch.uint16 if narrow else torch.int32)
+            else:
+                shapes["cut_scores"] = ((selecting, 1), torch.float32)
+                shapes["cut_positions"] = ((selecting, 1), torch.int32)
         if self.experts and tokens:
             shapes["experts"] = ((tokens, self.experts), torch.uint8 if self.expert_count <= 256 else torch.int32)
         return shapes
@@ -79,6 +84,11 @@ class LatentState:
         """Tokens stored."""
         return self._length
 
+    @property
+    def name(self) -> str:
+        """Prompt and layer, for messages."""
+        return self._owner
+
     # Reading
 
     def latents(self, length: int, *, backward: bool) -> torch.Tensor:
@@ -119,8 +129,18 @@ class LatentState:
 
     # Choices
 
+    def records(self, name: str) -> bool:
+        """Whether `name` is among the choices that the layer records for its prompt."""
+        return name in self.layout.choices.shapes_for(self._tokens)
+
     def record_choice(self, name: str, start: int, choice_TK: torch.Tensor) -> None:
-        """Keep the `selection` or the `experts` of tokens [start, start + T) for the reverse sweep."""
+        """Keep one kind of choice of tokens [start, start + T) for the reverse sweep, if it is among the recorded.
+
+        Args:
+            name: `selection`, `cut_scores`, `cut_positions` or `experts`.
+            start: first token.
+            choice_TK: one row per token.
+        """
         first = self._first_recorded(name)
         shapes = self.layout.choices.shapes_for(self._tokens)
         if name not in shapes or start + choice_TK.shape[0] <= first:
@@ -136,21 +156,26 @@ class LatentState:
         )
 
     def recorded_choice(self, name: str, start: int, end: int) -> torch.Tensor:
-        """Return what was recorded for tokens [start, end), int64 on the computing device.
+        """Return what was recorded for tokens [start, end) on the computing device; integers as int64.
 
-        For the selection these are the rows of the tokens that had to select: none for the first `selected` ones.
+        Of a selection these are the rows of the tokens that had to select: none for the first `selected` ones.
+
+        Raises:
+            IntegrityError: the choices were not recorded at capture.
         """
         first = self._first_recorded(name)
-        width = self.layout.choices.selected if name == "selection" else self.layout.choices.experts
-        if end <= first:
-            return torch.empty((0, width), dtype=torch.int64, device=self._stager.device)
-        if name not in self._choices:
+        shapes = self.layout.choices.shapes_for(self._tokens)
+        if name in shapes and name not in self._choices and end > first:
             raise IntegrityError(f"{self._owner}: the {name} of the prompt's tokens was not recorded at capture")
+        width, dtype = (shapes[name][0][1], shapes[name][1]) if name in shapes else (1, torch.float32)
+        wanted = dtype if dtype.is_floating_point else torch.int64
+        if end <= first:
+            return torch.empty((0, width), dtype=wanted, device=self._stager.device)
         recorded = self._choices[name][max(start - first, 0) : end - first]
-        return recorded.to(device=self._stager.device, dtype=torch.int64)
+        return recorded.to(device=self._stager.device, dtype=wanted)
 
     def _first_recorded(self, name: str) -> int:
-        return self.layout.choices.selected if name == "selection" else 0
+        return 0 if name == "experts" else self.layout.choices.selected
 
     # Life cycle
 
@@ -247,12 +272,16 @@ class LatentState:
             self.record_choice(name, self._first_recorded(name), tensors[name])
 
     def _check_choice(self, name: str, choice_TK: torch.Tensor) -> None:
+        if name == "cut_scores":
+            if not bool(torch.isfinite(choice_TK).all()):
+                raise IntegrityError(f"{self._owner} {name}: contains a score that is not finite")
+            return
         choice_TK = choice_TK.to(torch.int64)
-        if name == "selection":
+        if name == "experts":
+            limit = torch.tensor(self.layout.choices.expert_count - 1)
+        else:
             first = self.layout.choices.selected
             limit = torch.arange(first, first + choice_TK.shape[0])[:, None]
-        else:
-            limit = torch.tensor(self.layout.choices.expert_count - 1)
         if bool((choice_TK > limit).any()) or bool((choice_TK < 0).any()):
             raise IntegrityError(f"{self._owner} {name}: names a token or an expert that cannot have been chosen")
 

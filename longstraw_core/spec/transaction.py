@@ -12,6 +12,8 @@ from longstraw_core.spec.receipts import GradientMode
 Family = Literal["qwen3_5_text", "glm_moe_dsa"]
 Policy = Literal["fail", "drop", "keep"]
 """What happens to the rows that have a certain problem."""
+SelectionRecord = Literal["cut", "positions"]
+"""What capture keeps of the tokens that sparse attention selected."""
 TargetPreset = Literal["attention", "attention+mlp", "all"]
 PositiveFloat = Annotated[FiniteFloat, Field(gt=0.0)]
 UnitFloat = Annotated[FiniteFloat, Field(ge=0.0, lt=1.0)]
@@ -153,6 +155,9 @@ class LayoutSpec(StrictModel):
     """Tokens per resident page."""
     checkpoint_layers: bool = False
     """Keep only layer inputs of a replayed response or swept chunk and recompute each layer in its backward."""
+    selection_record: SelectionRecord = "cut"
+    """Sparse attention in `exact` mode: keep where each selection is cut and score again in the reverse sweep, or keep
+    every selected position (2 or 4 bytes each), which a sweep on another kind of device needs."""
 
 
 class ScheduleSpec(StrictModel):

@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from longstraw_core.spec import Prompt
+from longstraw_core.spec.positions import YarnScaling
 from longstraw_core.stages.context import StageContext
 
 if TYPE_CHECKING:
@@ -24,6 +25,7 @@ class PolicyInputs:
     snapshot: Path
     snapshot_digest: str
     adapter_digest: str
+    rope_scaling: YarnScaling | None
 
     def identity(self, prompt: Prompt, *, reference: bool) -> "PrefixIdentity":
         """Everything that must agree before a stored prefix of `prompt` may be used."""
@@ -36,6 +38,7 @@ class PolicyInputs:
             prompt_digest=prompt_token_digest(prompt.token_ids),
             gradient=self.policy.gradient,
             reference=reference,
+            rope_scaling=self.rope_scaling,
         )
 
 
@@ -57,6 +60,7 @@ def open_policy(context: StageContext) -> PolicyInputs:
         snapshot=snapshot,
         snapshot_digest=context.snapshot_descriptor.digest,
         adapter_digest=adapter_descriptor.digest,
+        rope_scaling=context.spec.model.rope_scaling,
     )
 
 

@@ -24,5 +24,6 @@ def estimate_state_bytes(snapshot: Path, spec: TransactionSpec, prompt_tokens: i
     config = AutoConfig.from_pretrained(snapshot, local_files_only=True)
     with torch.device("meta"):
         model: Any = AutoModelForCausalLM.from_config(config, dtype=DTYPES[spec.model.dtype])
-    family = bind_family(model, page_tokens=spec.layout.page_tokens)
-    return state_bytes(family.layers, spec.layout, spec.objective.gradient, prompt_tokens)
+    layout = spec.layout
+    family = bind_family(model, page_tokens=layout.page_tokens, selection_record=layout.selection_record)
+    return state_bytes(family.layers, layout, spec.objective.gradient, prompt_tokens)

@@ -174,12 +174,14 @@ def engine_pinned_to(choices: Choices) -> Iterator[None]:
     Two fp32 computations in another order of summation may differ by an ulp; where two scores are that close, they
     rank them differently, and one flipped token or expert changes a gradient by 1e-4 to 1e-2. That is no error of
     either, so parity at lengths where such near-ties occur is measured with equal choices. What the engine records
-    and reuses stays its own code.
+    and reuses stays its own code. A pinned selection follows from no score, so it must be recorded as positions.
     """
     from longstraw_core.mixers import latent_attention, routed_experts
+    from longstraw_core.mixers.index_selection import Cut
 
     select, feed_forward = latent_attention.LatentAttention._select, routed_experts.RoutedExperts.feed_forward
     current: dict[str, torch.Tensor] = {}
+    no_cut = Cut(torch.empty(0), torch.empty(0, dtype=torch.int32))
 
     def pinned_select(self: object, x: torch.Tensor, q: torch.Tensor, keys: torch.Tensor, segment, state):  # type: ignore[no-untyped-def]
         first = min(max(INDEX_TOP_K - segment.start, 0), segment.length)
@@ -193,7 +195,7 @@ def engine_pinned_to(choices: Choices) -> Iterator[None]:
 
     with (
         patch.object(latent_attention.LatentAttention, "_select", pinned_select),
-        patch.object(latent_attention, "select_tokens", lambda *_, **__: current["selected"]),
+        patch.object(latent_attention, "select_tokens", lambda *_, **__: (current["selected"], no_cut)),
         patch.object(routed_experts.RoutedExperts, "feed_forward", pinned_feed_forward),
         patch.object(routed_experts.RoutedExperts, "_choose", lambda *_: current["experts"]),
     ):

@@ -6,12 +6,17 @@ import torch
 from longstraw_core.engine.policy import Policy
 from longstraw_core.spec.receipts import GradientMode
 from longstraw_core.spec.transaction import LayoutSpec
-from tests.engine.oracle import gradients, random_batch, surrogate, tiny_policy_model
+from tests.engine import glm_oracle, oracle
+from tests.engine.oracle import gradients, random_batch, surrogate
+
+MODELS = {"qwen3_5_text": oracle.tiny_policy_model, "glm_moe_dsa": glm_oracle.tiny_policy_model}
 
 
-def kept_and_gradients(mode: GradientMode, *, checkpoint_layers: bool) -> tuple[int, dict[str, torch.Tensor]]:
+def kept_and_gradients(
+    family: str, mode: GradientMode, *, checkpoint_layers: bool
+) -> tuple[int, dict[str, torch.Tensor]]:
     """Bytes that autograd keeps for the backward passes of an update, and its gradients."""
-    model = tiny_policy_model()
+    model = MODELS[family]()
     batch = random_batch(130, [20, 3])
     layout = LayoutSpec(prompt_chunk_tokens=50, page_tokens=16, checkpoint_layers=checkpoint_layers)
     policy = Policy(model, layout, gradient=mode)
@@ -33,9 +38,11 @@ def kept_and_gradients(mode: GradientMode, *, checkpoint_layers: bool) -> tuple[
     return sum(kept.values()), gradients(model)
 
 
-@pytest.mark.parametrize("mode", ["exact", "stopgrad"])
-def test_gradients_are_equal_to_the_bit_and_less_is_kept(mode: GradientMode) -> None:
-    plain_bytes, plain = kept_and_gradients(mode, checkpoint_layers=False)
-    bytes_kept, recomputed = kept_and_gradients(mode, checkpoint_layers=True)
+@pytest.mark.parametrize("family", MODELS)
+@pytest.mark.parametrize("mode", ["exact", "stopgrad", "response_adapter"])
+def test_gradients_are_equal_to_the_bit_and_less_is_kept(family: str, mode: GradientMode) -> None:
+    """GLM's layers share selections and route tokens: recomputed layers must find what they used."""
+    plain_bytes, plain = kept_and_gradients(family, mode, checkpoint_layers=False)
+    bytes_kept, recomputed = kept_and_gradients(family, mode, checkpoint_layers=True)
     assert all(torch.equal(plain[name], recomputed[name]) for name in plain)
     assert bytes_kept < plain_bytes / 2

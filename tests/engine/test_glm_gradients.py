@@ -50,7 +50,9 @@ def model() -> PeftModel:
 def engine_gradients(
     model: PeftModel, batch: Batch, mode: GradientMode, chunk: int, page: int, pins: list[Choices] | None = None
 ) -> tuple[dict[str, torch.Tensor], list[torch.Tensor]]:
-    policy = Policy(model, LayoutSpec(prompt_chunk_tokens=chunk, page_tokens=page), gradient=mode)
+    record = "cut" if pins is None else "positions"
+    layout = LayoutSpec(prompt_chunk_tokens=chunk, page_tokens=page, selection_record=record)
+    policy = Policy(model, layout, gradient=mode)
     model.zero_grad(set_to_none=True)
 
     def pinned(index: int) -> contextlib.AbstractContextManager[None]:

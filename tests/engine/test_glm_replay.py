@@ -14,9 +14,9 @@ from longstraw_core.mixers import latent_attention, routed_experts
 from longstraw_core.resident import PrefixIdentity, PrefixState, prompt_token_digest
 from longstraw_core.resident.latent_state import LatentState
 from longstraw_core.spec.canonical import sha256_digest
-from longstraw_core.spec.errors import IntegrityError, SpecError
+from longstraw_core.spec.errors import IntegrityError, NumericError, SpecError
 from longstraw_core.spec.receipts import GradientMode
-from longstraw_core.spec.transaction import LayoutSpec
+from longstraw_core.spec.transaction import LayoutSpec, SelectionRecord
 from tests.engine.glm_oracle import INDEX_TOP_K, recorded_choices, tiny_base, tiny_policy_model
 from tests.engine.oracle import full_gradients, full_logprobs, gradients, random_batch, relative_error, surrogate
 from tests.engine.test_replay import saved_bytes, update_of
@@ -27,8 +27,15 @@ def model() -> PeftModel:
     return tiny_policy_model()
 
 
-def policy_of(model: PeftModel, mode: GradientMode = "exact", chunk: int = 20, page: int = 8) -> Policy:
-    return Policy(model, LayoutSpec(prompt_chunk_tokens=chunk, page_tokens=page), gradient=mode)
+def policy_of(
+    model: PeftModel,
+    mode: GradientMode = "exact",
+    chunk: int = 20,
+    page: int = 8,
+    record: SelectionRecord = "cut",
+) -> Policy:
+    layout = LayoutSpec(prompt_chunk_tokens=chunk, page_tokens=page, selection_record=record)
+    return Policy(model, layout, gradient=mode)
 
 
 def identity_of(prompt: list[int]) -> PrefixIdentity:
@@ -72,7 +79,7 @@ def test_the_reference_is_the_base_model(model: PeftModel) -> None:
 
 def test_selections_and_experts_are_those_of_transformers_but_for_near_ties(model: PeftModel) -> None:
     batch = random_batch(300, [1])
-    policy = policy_of(model, chunk=70)
+    policy = policy_of(model, chunk=70, record="positions")
     state = policy.capture(batch.prompt, adapter=True)
     with torch.no_grad(), recorded_choices(model) as choices:
         full_logprobs(model, batch.prompt, batch.responses[0])
@@ -91,9 +98,10 @@ def test_selections_and_experts_are_those_of_transformers_but_for_near_ties(mode
     assert wrong <= 2
 
 
-def test_the_sweep_reuses_the_recorded_choices_and_decides_nothing(model: PeftModel) -> None:
+@pytest.mark.parametrize("record", ["cut", "positions"])
+def test_the_sweep_reuses_the_recorded_choices_and_decides_nothing(model: PeftModel, record: SelectionRecord) -> None:
     batch = random_batch(60, [9])
-    policy = policy_of(model)
+    policy = policy_of(model, record=record)
     expected = update_of(policy, policy.capture(batch.prompt, adapter=True), batch.responses)
     state = policy.capture(batch.prompt, adapter=True)
     model.zero_grad(set_to_none=True)
@@ -114,7 +122,7 @@ def test_the_sweep_reuses_the_recorded_choices_and_decides_nothing(model: PeftMo
 def test_recorded_choices_are_what_the_sweep_follows(model: PeftModel) -> None:
     """Other choices give another gradient: nothing is recomputed behind the record's back."""
     batch = random_batch(60, [9])
-    policy = policy_of(model)
+    policy = policy_of(model, record="positions")
     expected = update_of(policy, policy.capture(batch.prompt, adapter=True), batch.responses)
     for name in ("selection", "experts"):
         state = policy.capture(batch.prompt, adapter=True)
@@ -125,6 +133,30 @@ def test_recorded_choices_are_what_the_sweep_follows(model: PeftModel) -> None:
                 record.copy_(torch.arange(record.shape[1]).expand(record.shape).to(record.dtype))
         state.record_witness()
         assert relative_error(update_of(policy, state, batch.responses), expected) > 1e-3, name
+
+
+@pytest.mark.parametrize(("prompt", "chunk"), [(INDEX_TOP_K + 2, 7), (513, 100), (700, 699)])
+def test_recorded_cuts_give_the_gradient_that_recorded_positions_give_to_the_bit(
+    model: PeftModel, prompt: int, chunk: int
+) -> None:
+    batch = random_batch(prompt, [9, 2])
+    by_record = {}
+    for record in ("cut", "positions"):
+        policy = policy_of(model, chunk=chunk, record=record)
+        by_record[record] = update_of(policy, policy.capture(batch.prompt, adapter=True), batch.responses)
+    assert all(torch.equal(by_record["cut"][name], value) for name, value in by_record["positions"].items())
+
+
+def test_a_sweep_that_scores_otherwise_than_the_capture_fails_and_names_layer_and_token(model: PeftModel) -> None:
+    batch = random_batch(60, [9])
+    policy = policy_of(model)
+    state = policy.capture(batch.prompt, adapter=True)
+    record = latent_states(state)[3]._choices["cut_scores"]
+    record[50 - INDEX_TOP_K] = torch.nextafter(record[50 - INDEX_TOP_K], torch.tensor([1e9]))
+    state.record_witness()
+    surrogate(policy.replay(state, batch.responses[0], temperature=1.0).logprobs_R, 1.0, 1).backward()
+    with pytest.raises(NumericError, match=rf"layer 3: token 50 finds {INDEX_TOP_K - 1} of the {INDEX_TOP_K} tokens"):
+        policy.reverse_sweep(state)
 
 
 @pytest.mark.parametrize("prompt", [1, 2, 70])
@@ -149,7 +181,7 @@ def test_a_state_without_recorded_choices_cannot_be_swept(model: PeftModel) -> N
     for layer in latent_states(state):
         layer._choices.clear()
     surrogate(policy.replay(state, batch.responses[0], temperature=1.0).logprobs_R, 1.0, 1).backward()
-    with pytest.raises(IntegrityError, match=r"layer 0: the selection of the prompt's tokens was not recorded"):
+    with pytest.raises(IntegrityError, match=r"layer 0: the cut_scores of the prompt's tokens was not recorded"):
         policy.reverse_sweep(state)
 
 

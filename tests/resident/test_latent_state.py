@@ -1,5 +1,7 @@
 """Latent pages and recorded choices: order, ownership, staging without a copy, and files that must be refused."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 
@@ -12,18 +14,21 @@ from longstraw_core.spec.errors import IntegrityError
 LAYOUT = LatentLayout(
     latents=RowLayout(page_tokens=4, width=3, dtype=torch.float32),
     index_keys=RowLayout(page_tokens=4, width=2, dtype=torch.float32),
-    choices=ChoiceLayout(selected=5, experts=2, expert_count=8),
+    choices=ChoiceLayout(selected=5, experts=2, expert_count=8, selection_record="positions"),
 )
+CUTS = replace(LAYOUT, choices=replace(LAYOUT.choices, selection_record="cut"))
 TOKENS = 11
 
 
-def empty_state(pool: ResidentPool | None = None, tokens: int = TOKENS) -> LatentState:
+def empty_state(
+    pool: ResidentPool | None = None, tokens: int = TOKENS, *, layout: LatentLayout = LAYOUT
+) -> LatentState:
     cpu = torch.device("cpu")
-    return LatentState(pool or ResidentPool(cpu, 1 << 20), "layer 0", LAYOUT, tokens, Stager(cpu))
+    return LatentState(pool or ResidentPool(cpu, 1 << 20), "layer 0", layout, tokens, Stager(cpu))
 
 
-def filled_state(pool: ResidentPool | None = None) -> LatentState:
-    state = empty_state(pool)
+def filled_state(pool: ResidentPool | None = None, *, layout: LatentLayout = LAYOUT) -> LatentState:
+    state = empty_state(pool, layout=layout)
     rows = torch.arange(TOKENS * 3, dtype=torch.float32).view(TOKENS, 3)
     keys = -torch.arange(TOKENS * 2, dtype=torch.float32).view(TOKENS, 2)
     for begin, end in ((0, 1), (1, 9), (9, TOKENS)):
@@ -31,6 +36,8 @@ def filled_state(pool: ResidentPool | None = None) -> LatentState:
     for begin, end in ((0, 7), (7, TOKENS)):
         selecting = torch.arange(max(begin, 5), end)
         state.record_choice("selection", max(begin, 5), selecting[:, None] - torch.arange(5).flip(0))
+        state.record_choice("cut_scores", max(begin, 5), selecting[:, None] / 8)
+        state.record_choice("cut_positions", max(begin, 5), selecting[:, None].to(torch.int32) - 4)
         state.record_choice(
             "experts", begin, torch.arange(begin, end)[:, None] % 8 + torch.zeros(1, 2, dtype=torch.long)
         )
@@ -71,14 +78,27 @@ def test_choices_come_back_for_any_range() -> None:
     assert state.recorded_choice("experts", 8, 10).tolist() == [[0, 0], [1, 1]]
 
 
+def test_cuts_take_eight_bytes_per_selecting_token_and_come_back_for_any_range() -> None:
+    pool = ResidentPool(torch.device("cpu"), 1 << 20)
+    state = filled_state(pool, layout=CUTS)
+    assert CUTS.choices.bytes_for(TOKENS) == 6 * 8 + TOKENS * 2
+    assert pool.used_bytes == LAYOUT.latents.bytes_for(TOKENS) + 3 * 4 * 2 * 4 + CUTS.choices.bytes_for(TOKENS)
+    assert state.recorded_choice("cut_scores", 0, 5).shape == (0, 1)
+    assert state.recorded_choice("cut_scores", 4, 7).flatten().tolist() == [5 / 8, 6 / 8]
+    positions = state.recorded_choice("cut_positions", 6, TOKENS)
+    assert (positions.flatten().tolist(), positions.dtype) == ([2, 3, 4, 5, 6], torch.int64)
+    assert not state.records("selection")
+
+
 def test_long_prompts_record_positions_in_32_bits() -> None:
     assert LAYOUT.choices.shapes_for(1 << 16)["selection"][1] == torch.uint16
     assert LAYOUT.choices.shapes_for((1 << 16) + 1)["selection"][1] == torch.int32
 
 
-def test_restore_gives_the_exported_state() -> None:
-    exported = {name: tensor.clone() for name, tensor in filled_state().export().items()}
-    restored = empty_state()
+@pytest.mark.parametrize("layout", [LAYOUT, CUTS])
+def test_restore_gives_the_exported_state(layout: LatentLayout) -> None:
+    exported = {name: tensor.clone() for name, tensor in filled_state(layout=layout).export().items()}
+    restored = empty_state(layout=layout)
     restored.restore(exported, TOKENS)
     again = restored.export()
     assert again.keys() == exported.keys()
@@ -94,14 +114,23 @@ def test_restore_gives_the_exported_state() -> None:
         ("experts", torch.zeros(TOKENS, 2, dtype=torch.int32), "experts: stored as"),
         ("experts", torch.full((TOKENS, 2), 8, dtype=torch.uint8), "experts: names a token or an expert"),
         ("selection", torch.full((6, 5), 10, dtype=torch.uint16), "selection: names a token or an expert"),
+        ("cut_scores", torch.full((6, 1), torch.nan), "cut_scores: contains a score that is not finite"),
+        ("cut_positions", torch.full((6, 1), 10, dtype=torch.int32), "cut_positions: names a token"),
+        ("cut_positions", None, "cut_positions"),
         ("stranger", torch.zeros(1), "stranger"),
     ],
 )
 def test_what_does_not_fit_is_refused(name: str, value: torch.Tensor | None, message: str) -> None:
-    exported = filled_state().export()
+    layout = CUTS if name.startswith("cut") else LAYOUT
+    exported = filled_state(layout=layout).export()
     if value is None:
         del exported[name]
     else:
         exported[name] = value
     with pytest.raises(IntegrityError, match=message):
-        empty_state().restore(exported, TOKENS)
+        empty_state(layout=layout).restore(exported, TOKENS)
+
+
+def test_a_state_that_recorded_selections_otherwise_is_refused() -> None:
+    with pytest.raises(IntegrityError, match="cut_positions"):
+        empty_state(layout=LAYOUT).restore(filled_state(layout=CUTS).export(), TOKENS)

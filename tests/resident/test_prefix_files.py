@@ -10,6 +10,7 @@ from safetensors.torch import load_file, save_file
 from longstraw_core.resident import PrefixIdentity, PrefixState, prompt_token_digest
 from longstraw_core.spec.canonical import canonical_json, sha256_digest
 from longstraw_core.spec.errors import IntegrityError
+from longstraw_core.spec.positions import YarnScaling
 from tests.resident.test_resident_state import filled_state, make_layers, pool
 
 IDENTITY = PrefixIdentity(
@@ -60,6 +61,7 @@ def test_restore_gives_the_saved_state_and_saving_again_the_same_bytes(tmp_path:
         ("prompt_digest", prompt_token_digest([1, 2])),
         ("gradient", "stopgrad"),
         ("reference", True),
+        ("rope_scaling", YarnScaling(type="yarn", factor=2.0, original_positions=64)),
     ],
 )
 def test_another_identity_is_refused_by_field(tmp_path: Path, field: str, value: object) -> None:

@@ -13,7 +13,18 @@ from longstraw_core.spec.positions import YarnScaling
 from longstraw_core.spec.transaction import LayoutSpec, LoraSpec, ModelSpec
 from longstraw_core.training.lora import inject_adapter
 from longstraw_core.training.model import load_base_model
-from tests.engine.oracle import full_logprobs, tiny_base, tiny_config
+from tests.engine import glm_oracle
+from tests.engine.oracle import (
+    full_gradients,
+    full_logprobs,
+    gradients,
+    random_batch,
+    relative_error,
+    surrogate,
+    tiny_base,
+    tiny_config,
+    worst_relative_error,
+)
 
 SCALING = YarnScaling(type="yarn", factor=4.0, original_positions=64)
 LAYERS = ("linear_attention", "full_attention")
@@ -63,6 +74,64 @@ def test_sampler_and_trainer_agree_on_positions_that_only_scaling_gives(snapshot
         native = full_logprobs(tiny_base(LAYERS, max_position_embeddings=64), prompt, response)  # type: ignore[arg-type]
     assert (ours - scaled).abs().max() <= 5e-5
     assert (scaled - native).abs().max() > 1e-3
+    with pytest.raises(DataRefused, match="the model has 256"):
+        policy.capture([1] * 257, adapter=True)
+
+
+@pytest.fixture(scope="module")
+def glm_snapshot(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    directory = tmp_path_factory.mktemp("glm")
+    glm_oracle.tiny_base(max_position_embeddings=64).save_pretrained(directory)
+    return directory
+
+
+def test_glm_frequencies_and_amplitude_equal_transformers() -> None:
+    parameters = {
+        "rope_type": "yarn",
+        "rope_theta": 8_000_000.0,
+        "factor": 2.0,
+        "original_max_position_embeddings": 1_048_576,
+        "beta_fast": 32.0,
+        "beta_slow": 1.0,
+    }
+    config = glm_oracle.tiny_config(qk_rope_head_dim=64, rope_parameters=parameters)
+    expected, expected_amplitude = ROPE_INIT_FUNCTIONS["yarn"](config)
+    inverse, amplitude = rotary_frequencies(parameters, 64, CPU)
+    torch.testing.assert_close(inverse, expected, rtol=1e-6, atol=0)
+    assert amplitude == pytest.approx(expected_amplitude, rel=1e-12)
+
+
+@pytest.mark.parametrize("checkpoint_layers", [False, True])
+def test_glm_gradients_equal_the_full_sequence_on_positions_that_only_scaling_gives(
+    glm_snapshot: Path, checkpoint_layers: bool
+) -> None:
+    model_spec = ModelSpec(snapshot="model", family="glm_moe_dsa", dtype="float32", rope_scaling=SCALING)
+    base = load_base_model(glm_snapshot, model_spec)
+    assert base.config.max_position_embeddings == 256
+    model = inject_adapter(base, LoraSpec(rank=2), seed=0)
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if "lora_B" in name:
+                parameter.copy_(torch.randn(parameter.shape, generator=torch.Generator().manual_seed(5)) * 0.05)
+    batch = random_batch(180, [9, 30])
+    expected = full_gradients(model, batch)
+    layout = LayoutSpec(prompt_chunk_tokens=50, page_tokens=16, checkpoint_layers=checkpoint_layers)
+    policy = Policy(model, layout, gradient="exact")
+    state = policy.capture(batch.prompt, adapter=True)
+    model.zero_grad(set_to_none=True)
+    for response, advantage in zip(batch.responses, batch.advantages, strict=True):
+        logprobs_R = policy.replay(state, response, temperature=1.0).logprobs_R
+        surrogate(logprobs_R, advantage, 2).backward()
+        with torch.no_grad():
+            assert (logprobs_R - full_logprobs(model, batch.prompt, response)).abs().max() <= 5e-5
+    policy.reverse_sweep(state)
+    ours = gradients(model)
+    assert relative_error(ours, expected) <= 2e-5
+    assert worst_relative_error(ours, expected) <= 5e-5
+    with torch.no_grad():
+        native = full_logprobs(glm_oracle.tiny_base(max_position_embeddings=64), batch.prompt, batch.responses[0])  # type: ignore[arg-type]
+        scaled = full_logprobs(model, batch.prompt, batch.responses[0])
+    assert (scaled - native).abs().max() > 1e-2
     with pytest.raises(DataRefused, match="the model has 256"):
         policy.capture([1] * 257, adapter=True)
 
