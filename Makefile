@@ -10,7 +10,7 @@ SEED ?= 0
 TRANSACTIONS ?= 6
 
 .DEFAULT_GOAL := help
-.PHONY: help setup run test lint format locks bench-recall bench-store bench-rewards bench-engine bench-engine-short clean
+.PHONY: help setup run test lint format pipeline locks bench-recall bench-store bench-rewards bench-engine bench-engine-short clean
 
 help:            ## Show the targets
 	@grep -hE '^[a-z-]+: .*##' $(MAKEFILE_LIST) | sed -E 's/:.*## */\t/' | expand -t 16
@@ -49,6 +49,10 @@ lint: $(STAMP)   ## Style, types and layer order
 format: $(STAMP) ## Apply the code style
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
+
+pipeline: $(STAMP) ## Compile the committed default pipeline again
+	$(BIN)/longstraw compile pipelines/default.spec.yaml --images pipelines/example.images.lock.json \
+		--out pipelines/longstraw.yaml
 
 COMPILE := $(BIN)/pip-compile --quiet --strip-extras --no-header --no-annotate --allow-unsafe \
 	--no-emit-find-links --no-emit-index-url --no-emit-trusted-host --no-emit-options

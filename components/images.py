@@ -1,24 +1,48 @@
-"""Which container image a component runs in: the digest-pinned entry of the lock, or a name no registry serves."""
+"""Which container image a role runs in: the digest-pinned entry of the lock, or a name no registry serves."""
 
-import json
 import os
 from pathlib import Path
-from typing import Literal
+
+from longstraw_core.spec import SpecError
+from longstraw_core.spec.images import ROLES, ImageRole, parse_image_lock, require_roles
 
 IMAGE_LOCK_VARIABLE = "LONGSTRAW_IMAGES_LOCK"
 DEFAULT_IMAGE_LOCK = Path(__file__).resolve().parent.parent / "images" / "images.lock.json"
 
-ImageRole = Literal["control", "trainer", "sampler"]
+
+def image_lock_path() -> Path:
+    """Where the lock is: what the environment says, or `images/images.lock.json` of this tree."""
+    return Path(os.environ.get(IMAGE_LOCK_VARIABLE) or DEFAULT_IMAGE_LOCK)
 
 
-def image_lock() -> dict[str, str]:
-    """Return role → `repository@sha256:…` from the lock file; empty where no image has been published."""
-    path = Path(os.environ.get(IMAGE_LOCK_VARIABLE, str(DEFAULT_IMAGE_LOCK)))
-    if not path.exists():
+def image_lock(path: Path | None = None) -> dict[str, str]:
+    """Return name → `repository@sha256:…` from a lock file.
+
+    Args:
+        path: The lock that must exist; None means the default one, which is empty where no image has been published.
+
+    Raises:
+        SpecError: the file is not there or not readable, an entry is not pinned by digest, or a role has none.
+    """
+    source = path or image_lock_path()
+    named = path is not None or bool(os.environ.get(IMAGE_LOCK_VARIABLE))
+    if not source.exists() and not named:
         return {}
-    return json.loads(path.read_text(encoding="utf-8"))
+    try:
+        text = source.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        reason = error.strerror if isinstance(error, OSError) else "not UTF-8 text"
+        raise SpecError(f"{source}: {reason}; an image lock is an object, name → repository@sha256:…") from error
+    lock = parse_image_lock(text, str(source))
+    require_roles(lock, str(source))
+    return lock
 
 
-def image(role: ImageRole) -> str:
-    """Return the image of `role`. Without a lock entry the pipeline can only run on this machine."""
-    return image_lock().get(role, f"localhost/longstraw-python/{role}:unpublished")
+def unpublished(role: ImageRole) -> str:
+    """The image reference of a pipeline that can only run on this machine: no registry serves it."""
+    return f"localhost/longstraw-python/{role}:unpublished"
+
+
+def pipeline_images(lock: dict[str, str]) -> dict[ImageRole, str]:
+    """Return every role's image from a lock; of an empty lock, the unpublished ones."""
+    return {role: lock[role] if lock else unpublished(role) for role in ROLES}

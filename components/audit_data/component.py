@@ -2,10 +2,10 @@
 
 from kfp import dsl
 
-from components.images import image
+from components.images import unpublished
 
 
-@dsl.component(base_image=image("control"), install_kfp_package=False)
+@dsl.component(base_image=unpublished("control"), install_kfp_package=False)
 def audit_data(
     spec: str,
     run: str,

@@ -2,10 +2,10 @@
 
 from kfp import dsl
 
-from components.images import image
+from components.images import unpublished
 
 
-@dsl.component(base_image=image("trainer"), install_kfp_package=False)
+@dsl.component(base_image=unpublished("trainer"), install_kfp_package=False)
 def export_lora(
     spec: str,
     run: str,

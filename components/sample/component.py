@@ -2,10 +2,10 @@
 
 from kfp import dsl
 
-from components.images import image
+from components.images import unpublished
 
 
-@dsl.component(base_image=image("sampler"), install_kfp_package=False)
+@dsl.component(base_image=unpublished("sampler"), install_kfp_package=False)
 def sample(
     spec: str,
     run: str,

@@ -3,6 +3,7 @@
 import logging
 import tempfile
 import warnings
+from collections.abc import Mapping
 from pathlib import Path
 
 from longstraw_core.spec import SpecError, TransactionSpec, canonical_json
@@ -13,8 +14,8 @@ MAX_PARAMETER_BYTES = 10_000
 KFP_PLACEHOLDER = "{{$"
 """KFP substitutes placeholders inside parameter values; `{{$}}` stands for the whole executor input."""
 
-_RESERVED_PARAMETER_BYTES = 1_000
-"""Room for the other parameters of the pipeline."""
+_RESERVED_PARAMETER_BYTES = 2_000
+"""Room for the other parameters of the pipeline: names, resources, a node selector and a few tolerations."""
 
 
 def spec_parameter(spec: TransactionSpec) -> str:
@@ -33,12 +34,20 @@ def spec_parameter(spec: TransactionSpec) -> str:
     return text
 
 
-def compile_pipeline(spec: TransactionSpec, transactions: int) -> bytes:
-    """Return the compiled pipeline (KFP IR, YAML) with the specification as its default parameter."""
+def compile_pipeline(spec: TransactionSpec, transactions: int, lock: Mapping[str, str] | None = None) -> bytes:
+    """Return the compiled pipeline (KFP IR, YAML) with the specification as its default parameter.
+
+    Args:
+        spec: The specification; its section `cluster` says what the pods get.
+        transactions: How many transactions one run chains.
+        lock: Image lock, name → `repository@sha256:…`; empty or None gives a pipeline for this machine only.
+    """
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         from kfp import compiler
 
+        from components.images import pipeline_images
+        from pipelines.pods import PodSettings
         from pipelines.transaction import build_pipeline
 
         logging.getLogger("kfp").setLevel(logging.ERROR)
@@ -47,6 +56,7 @@ def compile_pipeline(spec: TransactionSpec, transactions: int) -> bytes:
             exclusive_gpus=spec.schedule.exclusive_gpus,
             spec=spec_parameter(spec),
             run=spec.name,
+            pods=PodSettings(spec.cluster, pipeline_images(dict(lock or {}))),
         )
         with tempfile.TemporaryDirectory() as directory:
             target = Path(directory) / "pipeline.yaml"

@@ -6,6 +6,7 @@ from longstraw_core import __version__
 from longstraw_core.cli.commands.compile import compile_command
 from longstraw_core.cli.commands.gc import gc_command
 from longstraw_core.cli.commands.gradients import gradients_command
+from longstraw_core.cli.commands.lint import lint_command
 from longstraw_core.cli.commands.model import model_group
 from longstraw_core.cli.commands.parity import parity_command
 from longstraw_core.cli.commands.rewards import rewards_group
@@ -29,6 +30,7 @@ def main() -> None:
 for _command in (
     run_command,
     compile_command,
+    lint_command,
     stage_group,
     verify_command,
     gc_command,

@@ -4,6 +4,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field, model_validator
 
+from longstraw_core.spec.cluster import ClusterSpec
 from longstraw_core.spec.model import Count, FiniteFloat, PathText, PositiveCount, Sha256, StrictModel
 from longstraw_core.spec.policy import PolicyName
 from longstraw_core.spec.positions import YarnScaling
@@ -199,3 +200,4 @@ class TransactionSpec(StrictModel):
     layout: LayoutSpec = LayoutSpec()
     schedule: ScheduleSpec = ScheduleSpec()
     storage: StorageSpec = StorageSpec()
+    cluster: ClusterSpec = ClusterSpec()

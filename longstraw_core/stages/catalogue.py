@@ -1,12 +1,11 @@
 """The nine stages of a transaction: what each consumes, produces and needs; the one list that all code reads."""
 
 from dataclasses import dataclass
-from typing import Literal, get_args
+from typing import get_args
 
 from longstraw_core.spec.errors import SpecError
+from longstraw_core.spec.images import ImageRole
 from longstraw_core.spec.receipts import StageName
-
-ImageRole = Literal["control", "trainer", "sampler"]
 
 
 @dataclass(frozen=True)

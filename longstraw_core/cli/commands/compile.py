@@ -20,21 +20,35 @@ from longstraw_core.stages.whole_file import write_whole
     "--transactions", type=click.IntRange(1, 100), help="Chained transactions (default: the specification's)."
 )
 @click.option("--set", "overrides", multiple=True, metavar="FIELD=VALUE", help="Replace one field; may be repeated.")
+@click.option(
+    "--images",
+    type=click.Path(path_type=Path, dir_okay=False),
+    help="Image lock, a JSON object name → repository@sha256:… (default: images/images.lock.json, where it exists).",
+)
 @output_option
 @reports_errors
 def compile_command(
-    spec: Path, out: Path, transactions: int | None, overrides: tuple[str, ...], output: OutputFormat
+    spec: Path,
+    out: Path,
+    transactions: int | None,
+    overrides: tuple[str, ...],
+    images: Path | None,
+    output: OutputFormat,
 ) -> None:
-    """Compile SPEC to a Kubeflow pipeline. The same input gives the same bytes."""
+    """Compile SPEC to a Kubeflow pipeline. The same input gives the same bytes.
+
+    Every task runs in the image that the lock names for its role, by digest; a tag is refused.
+    """
     from components.images import image_lock
 
     parsed = read_spec(spec, overrides)
     count = transactions or parsed.schedule.transactions
-    content = compile_pipeline(parsed, count)
+    lock = image_lock(images)
+    content = compile_pipeline(parsed, count, lock)
     if not out.parent.is_dir():
         raise SpecError(f"--out: {out.parent} is not a directory")
     write_whole(out, content)
-    pinned = sorted(image_lock())
+    pinned = sorted(lock)
     if output == "json":
         print_json(
             {
