@@ -32,11 +32,13 @@ def bind_family(
     Raises:
         SpecError: the model type, a layer type, the rope type or a number of ranks is not supported.
     """
-    if context.size > 1 or experts.size > 1:
-        raise SpecError(f"{context.size} context and {experts.size} expert ranks: this model runs on one rank only")
     model_type = model.config.model_type
     if model_type not in FAMILIES:
         raise SpecError(f"model type {model_type!r} is not supported; supported are {', '.join(FAMILIES)}")
     if model_type == "glm_moe_dsa":
+        if context.size > 1 or experts.size > 1:
+            raise SpecError(f"{context.size} context and {experts.size} expert ranks: this model runs on one rank only")
         return GlmFamily(model, page_tokens=page_tokens, selection_record=selection_record)
-    return Qwen35Family(model, page_tokens=page_tokens)
+    if experts.size > 1:
+        raise SpecError(f"expert parallel size {experts.size}: this model has no experts; choose 1")
+    return Qwen35Family(model, page_tokens=page_tokens, context=context)

@@ -7,8 +7,11 @@ from typing import Protocol
 import torch
 from torch import nn
 
+from longstraw_core.mixers.exchange.ownership import SegmentOwnership
+from longstraw_core.mixers.exchange.traffic import TrafficMeter
 from longstraw_core.mixers.segment import Choices, Segment
 from longstraw_core.resident.layer_state import LayerState, Produced
+from longstraw_core.resident.ownership import PromptOwnership
 from longstraw_core.resident.pool import ResidentPool
 
 
@@ -55,8 +58,8 @@ class Layer(Protocol):
         """Normalise `x_TH` and apply the per-token network; a routed one records or replays its choices."""
         ...
 
-    def state_bytes(self, tokens: int, boundaries: int, *, swept: bool) -> StateBytes:
-        """Return the bytes of the state after `tokens` tokens with `boundaries` kept boundary copies.
+    def state_bytes(self, ownership: PromptOwnership, boundaries: int, *, swept: bool) -> StateBytes:
+        """Return the bytes of this rank's state of a prompt, with `boundaries` kept boundary copies.
 
         `swept` says whether what the reverse sweep needs besides them is kept too.
         """
@@ -69,6 +72,8 @@ class Family(Protocol):
     vocabulary: int
     max_positions: int
     layers: Sequence[Layer]
+    traffic: TrafficMeter
+    """What the layers sent to other ranks."""
     embedding: nn.Module
     final_norm: nn.Module
     head: nn.Linear
@@ -79,16 +84,15 @@ class Family(Protocol):
 
     def segment(
         self,
-        start: int,
-        length: int,
+        ownership: SegmentOwnership,
         *,
         state_gradient: bool,
         choices: Choices = "free",
         prefix_adapted: bool = True,
     ) -> Segment:
-        """Return the segment with its rotary angles, for one pass through the layers."""
+        """Return the segment with the rotary angles of its owned tokens, for one pass through the layers."""
         ...
 
-    def new_states(self, pool: ResidentPool, owners: Sequence[str], tokens: int) -> list[LayerState]:
-        """Return empty resident states of all layers, for a prompt of which `tokens` tokens will be captured."""
+    def new_states(self, pool: ResidentPool, owners: Sequence[str], ownership: PromptOwnership) -> list[LayerState]:
+        """Return empty resident states of all layers, for a prompt whose captured tokens are dealt like this."""
         ...

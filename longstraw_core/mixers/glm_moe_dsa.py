@@ -7,6 +7,8 @@ from typing import Any
 import torch
 from torch import nn
 
+from longstraw_core.mixers.exchange.ownership import SegmentOwnership
+from longstraw_core.mixers.exchange.traffic import TrafficMeter
 from longstraw_core.mixers.family import Layer, Mixed, StateBytes
 from longstraw_core.mixers.latent_attention import LatentAttention, LatentSegment
 from longstraw_core.mixers.rotary import rotary_angles, rotary_frequencies
@@ -14,6 +16,7 @@ from longstraw_core.mixers.routed_experts import RoutedExperts
 from longstraw_core.mixers.segment import Choices, Segment
 from longstraw_core.resident.latent_state import ChoiceLayout, LatentLayout, LatentState
 from longstraw_core.resident.layer_state import LayerState
+from longstraw_core.resident.ownership import PromptOwnership
 from longstraw_core.resident.page_run import RowLayout
 from longstraw_core.resident.pool import ResidentPool
 from longstraw_core.resident.staging import Stager
@@ -46,10 +49,10 @@ class GlmLayer:
             return self._module.mlp(normed_TH)
         return self._experts.feed_forward(normed_TH, segment, state)  # type: ignore[arg-type]
 
-    def state_bytes(self, tokens: int, boundaries: int, *, swept: bool) -> StateBytes:
+    def state_bytes(self, ownership: PromptOwnership, boundaries: int, *, swept: bool) -> StateBytes:
         """Return the mixer's state bytes."""
         del boundaries
-        return self._mixer.state_bytes(tokens, swept=swept)
+        return self._mixer.state_bytes(ownership.rows(), swept=swept)
 
 
 class GlmFamily:
@@ -86,24 +89,24 @@ class GlmFamily:
             for index, module in enumerate(modules)
         ]
         self.layers: Sequence[Layer] = self._glm_layers
+        self.traffic = TrafficMeter()
 
     def segment(
         self,
-        start: int,
-        length: int,
+        ownership: SegmentOwnership,
         *,
         state_gradient: bool,
         choices: Choices = "free",
         prefix_adapted: bool = True,
     ) -> Segment:
-        """Return the segment of `length` tokens behind `start` resident ones, for one pass."""
-        cos_TD, sin_TD = rotary_angles(start, length, self._inverse, self._amplitude)
-        return LatentSegment(start, length, state_gradient, cos_TD, sin_TD, choices, prefix_adapted)
+        """Return the segment with the rotary angles of its owned tokens, for one pass."""
+        cos_TD, sin_TD = rotary_angles(ownership.first, ownership.length, self._inverse, self._amplitude)
+        return LatentSegment(ownership, state_gradient, cos_TD, sin_TD, choices, prefix_adapted)
 
-    def new_states(self, pool: ResidentPool, owners: Sequence[str], tokens: int) -> list[LayerState]:
-        """Return empty states of all layers for a prompt of `tokens` captured tokens, each knowing its neighbours."""
+    def new_states(self, pool: ResidentPool, owners: Sequence[str], ownership: PromptOwnership) -> list[LayerState]:
+        """Return empty states of all layers for a prompt that is dealt like this, each knowing its neighbours."""
         states = [
-            LatentState(pool, owner, layer.layout, tokens, self._stager)
+            LatentState(pool, owner, layer.layout, ownership.tokens, self._stager)
             for layer, owner in zip(self._glm_layers, owners, strict=True)
         ]
         for before, after in itertools.pairwise(states):

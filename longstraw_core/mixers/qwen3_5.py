@@ -6,12 +6,17 @@ from typing import Any
 import torch
 from torch import nn
 
+from longstraw_core.mixers.exchange.collectives import Exchange
+from longstraw_core.mixers.exchange.ownership import SegmentOwnership
+from longstraw_core.mixers.exchange.rank_group import ALONE, RankGroup
+from longstraw_core.mixers.exchange.traffic import TrafficMeter
 from longstraw_core.mixers.family import Layer, Mixed, StateBytes
 from longstraw_core.mixers.gated_attention import GatedAttention
 from longstraw_core.mixers.gated_delta_net import GatedDeltaNet
 from longstraw_core.mixers.rotary import rotary_angles, rotary_frequencies
 from longstraw_core.mixers.segment import Choices, Segment
 from longstraw_core.resident.layer_state import LayerState
+from longstraw_core.resident.ownership import PromptOwnership
 from longstraw_core.resident.pool import ResidentPool
 from longstraw_core.spec.errors import SpecError
 
@@ -39,16 +44,16 @@ class Qwen35Layer:
         """Return an empty state of the mixer's kind."""
         return self._mixer.new_state(pool, owner)
 
-    def state_bytes(self, tokens: int, boundaries: int, *, swept: bool) -> StateBytes:
+    def state_bytes(self, ownership: PromptOwnership, boundaries: int, *, swept: bool) -> StateBytes:
         """Return the mixer's state bytes."""
         del swept
-        return self._mixer.state_bytes(tokens, boundaries)
+        return self._mixer.state_bytes(ownership, boundaries)
 
 
 class Qwen35Family:
     """A `Qwen3_5ForCausalLM`, or the text part of the multimodal wrapper, whose projections PEFT may have wrapped."""
 
-    def __init__(self, model: Any, *, page_tokens: int) -> None:
+    def __init__(self, model: Any, *, page_tokens: int, context: RankGroup = ALONE) -> None:
         text = model.model.language_model if hasattr(model.model, "language_model") else model.model
         config = text.config
         self._check(config)
@@ -64,36 +69,40 @@ class Qwen35Family:
         rotary_dim = int(head_dim * rope.get("partial_rotary_factor", 1.0))
         self._inverse, self._amplitude = rotary_frequencies(rope, rotary_dim, self.device)
         self.state_device = self.device
-        self._qwen_layers = [Qwen35Layer(module, self._mixer(module, config, page_tokens)) for module in text.layers]
+        self.traffic = TrafficMeter()
+        self._qwen_layers = [
+            Qwen35Layer(module, self._mixer(module, config, page_tokens, Exchange(context, self.traffic, index)))
+            for index, module in enumerate(text.layers)
+        ]
         self.layers: Sequence[Layer] = self._qwen_layers
 
     def segment(
         self,
-        start: int,
-        length: int,
+        ownership: SegmentOwnership,
         *,
         state_gradient: bool,
         choices: Choices = "free",
         prefix_adapted: bool = True,
     ) -> Segment:
-        """Return the segment of `length` tokens behind `start` resident ones."""
-        cos_TD, sin_TD = rotary_angles(start, length, self._inverse, self._amplitude)
-        return Segment(start, length, state_gradient, cos_TD, sin_TD, choices, prefix_adapted)
+        """Return the segment with the rotary angles of its owned tokens."""
+        cos_TD, sin_TD = rotary_angles(ownership.first, ownership.length, self._inverse, self._amplitude)
+        return Segment(ownership, state_gradient, cos_TD, sin_TD, choices, prefix_adapted)
 
-    def new_states(self, pool: ResidentPool, owners: Sequence[str], tokens: int) -> list[LayerState]:
+    def new_states(self, pool: ResidentPool, owners: Sequence[str], ownership: PromptOwnership) -> list[LayerState]:
         """Return empty states of all layers; they grow with the prompt."""
-        del tokens
+        del ownership
         return [layer.new_state(pool, owner) for layer, owner in zip(self._qwen_layers, owners, strict=True)]
 
-    def _mixer(self, module: Any, config: Any, page_tokens: int) -> GatedAttention | GatedDeltaNet:
+    def _mixer(self, module: Any, config: Any, page_tokens: int, exchange: Exchange) -> GatedAttention | GatedDeltaNet:
         if hasattr(module, "linear_attn"):
-            return GatedDeltaNet(module.linear_attn, dtype=self.dtype)
+            return GatedDeltaNet(module.linear_attn, dtype=self.dtype, exchange=exchange)
         return GatedAttention(
             module.self_attn,
             heads=config.num_attention_heads,
             key_heads=config.num_key_value_heads,
             page_tokens=page_tokens,
             dtype=self.dtype,
+            exchange=exchange,
         )
 
     @staticmethod

@@ -10,15 +10,18 @@ Produced = tuple[torch.Tensor, ...]
 
 
 class LayerState(Protocol):
-    """Resident state of one layer. Token positions are absolute within the captured prompt."""
+    """Resident state of one layer on one rank.
+
+    A page row belongs to one token that this rank owns; a recurrent state has seen the tokens of all ranks.
+    """
 
     @property
     def length(self) -> int:
-        """Prompt tokens captured so far."""
+        """Rows stored, or tokens seen, so far."""
         ...
 
     def append(self, produced: Produced, token_count: int, *, keep_boundary: bool) -> None:
-        """Append what capturing `token_count` tokens produced; keep the state before them when asked."""
+        """Append what capturing `token_count` tokens, of all ranks, produced; keep the state before them when asked."""
         ...
 
     def open_sinks(self) -> None:
@@ -30,7 +33,7 @@ class LayerState(Protocol):
         ...
 
     def take_gradients(self, start: int, end: int) -> Produced:
-        """Return the gradients accumulated for what tokens [start, end) produced, as fp32 copies.
+        """Return the gradients accumulated for what the last chunk in the state, rows [start, end), produced; fp32.
 
         One per produced tensor; an empty one for a tensor that has no gradient by definition.
         """

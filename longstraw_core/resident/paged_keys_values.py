@@ -81,7 +81,7 @@ class PagedKeysValues:
 
     @property
     def length(self) -> int:
-        """Tokens stored."""
+        """Rows stored: the owned tokens of what was captured."""
         return self._length
 
     def prefix(self, length: int, *, with_gradient: bool) -> PagedPrefix:
@@ -92,15 +92,15 @@ class PagedKeysValues:
         return PagedPrefix(tuple(self._pages), sinks, self.layout.page_tokens, length)
 
     def append(self, produced: Produced, token_count: int, *, keep_boundary: bool) -> None:
-        """Copy keys and values [token_count, K, D] behind the stored ones. Pages need no boundary copies."""
-        del keep_boundary
+        """Copy the keys and values [T, K, D] of owned tokens behind the stored ones. Pages need no boundary copies."""
+        del token_count, keep_boundary
         k_TKD, v_TKD = produced
-        done = 0
-        while done < token_count:
+        done, rows = 0, k_TKD.shape[0]
+        while done < rows:
             offset = self._length % self.layout.page_tokens
             if offset == 0:
                 self._pages.append(self._pool.allocate(self._owner, self.layout.shape, self.layout.dtype))
-            count = min(token_count - done, self.layout.page_tokens - offset)
+            count = min(rows - done, self.layout.page_tokens - offset)
             page_2KTD = self._pages[-1]
             page_2KTD[0, :, offset : offset + count] = k_TKD[done : done + count].transpose(0, 1)
             page_2KTD[1, :, offset : offset + count] = v_TKD[done : done + count].transpose(0, 1)

@@ -7,6 +7,7 @@ from pathlib import Path
 from longstraw_core.resident import files, witness
 from longstraw_core.resident.identity import PrefixIdentity
 from longstraw_core.resident.layer_state import LayerState, Produced
+from longstraw_core.resident.ownership import PromptOwnership
 from longstraw_core.resident.pool import ResidentPool
 
 _serial = itertools.count()
@@ -24,8 +25,12 @@ class PrefixState:
         pool: ResidentPool,
         prompt_token_ids: Sequence[int],
         make_layers: Callable[[ResidentPool, str], list[LayerState]],
+        ownership: PromptOwnership | None = None,
     ) -> None:
         self.prompt_token_ids = tuple(int(token) for token in prompt_token_ids)
+        captured = len(self.prompt_token_ids) - 1
+        self.ownership = ownership or PromptOwnership.chunked(captured, max(captured, 1))
+        """How the captured tokens are dealt to the ranks; this object holds one rank's part."""
         self._pool = pool
         self._owner = f"prompt {next(_serial)}"
         self.layers = make_layers(pool, self._owner)

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from longstraw_core.mixers import paged_attention as module
+from longstraw_core.mixers import tiled_attention as module
 from longstraw_core.mixers.paged_attention import paged_attention
 from longstraw_core.resident.paged_keys_values import PagedKeysValues, PageLayout
 from longstraw_core.resident.pool import ResidentPool

@@ -1,0 +1,112 @@
+"""Bytes that a rank sends for one layer's exchange, from sizes alone, and the choice of what travels.
+
+With n the tokens of the segment, T the resident tokens before it, N the ranks, o this rank's tokens of the segment and
+ceil(n / N) the largest share, e the bytes of an element in the model's dtype:
+
+attention over pages, queries travel (H heads, query width Q, value width V):
+    forward    ceil(n/N) (N-1) H Q e  +  (n - o) H (V + 1) 4
+    backward   ceil(n/N) (N-1) H ((Q + V) e + 8)  +  (n - o) H Q 4
+attention over pages, keys travel (row of b bytes and w values; t resident rows here, t* the most of any rank):
+    forward    (t* + ceil(n/N)) (N-1) b
+    backward   (t* + ceil(n/N)) (N-1) b  +  (n - o) w 4  +  (T - t) w 4 if the resident rows need a gradient
+gated delta net, C channels and V value heads of dimension D held per rank:
+    forward    (N-1) o (C + 2 V) e  +  (n - o) V D e
+    backward   (n - o) (C + 2 V) e  +  (N-1) o V D e
+
+Queries cost in proportion to the segment, keys to the prefix too: short segments behind long prefixes send queries.
+Nothing here depends on the prompt's length when queries travel.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from longstraw_core.mixers.exchange.ownership import SegmentOwnership
+
+Travels = Literal["queries", "keys"]
+
+
+@dataclass(frozen=True)
+class AttentionSizes:
+    """What of one attention layer decides how much travels."""
+
+    heads: int
+    query_width: int
+    value_width: int
+    row_values: int
+    """Values of a resident row: keys and values of all key heads, or latent and rope key."""
+    element_bytes: int
+
+
+@dataclass(frozen=True)
+class Volume:
+    """Bytes that one rank sends in one layer."""
+
+    forward: int
+    backward: int
+
+    @property
+    def total(self) -> int:
+        """Both directions."""
+        return self.forward + self.backward
+
+
+def queries_travel(sizes: AttentionSizes, segment: SegmentOwnership) -> Volume:
+    """Bytes when queries are gathered and partial results return to their owners."""
+    gathered = max(segment.counts) * (segment.prompt.ranks - 1) * sizes.heads
+    returned = (segment.tokens - segment.length) * sizes.heads
+    return Volume(
+        forward=gathered * sizes.query_width * sizes.element_bytes + returned * (sizes.value_width + 1) * 4,
+        backward=gathered * ((sizes.query_width + sizes.value_width) * sizes.element_bytes + 8)
+        + returned * sizes.query_width * 4,
+    )
+
+
+def keys_travel(sizes: AttentionSizes, segment: SegmentOwnership, *, state_gradient: bool) -> Volume:
+    """Bytes when resident rows and the segment's own are gathered and their gradients return to their owners."""
+    rows = max(segment.resident_counts) + max(segment.counts)
+    gathered = rows * (segment.prompt.ranks - 1) * sizes.row_values * sizes.element_bytes
+    returned = segment.tokens - segment.length
+    if state_gradient:
+        returned += segment.start - segment.resident
+    return Volume(forward=gathered, backward=gathered + returned * sizes.row_values * 4)
+
+
+def head_exchange(channels: int, heads: int, head_dim: int, element_bytes: int, segment: SegmentOwnership) -> Volume:
+    """Bytes of the gated delta net's way to the heads and back; `channels` and `heads` are those held per rank."""
+    to_others = (segment.prompt.ranks - 1) * segment.length
+    of_others = segment.tokens - segment.length
+    wide, narrow = channels + 2 * heads, heads * head_dim
+    return Volume(
+        forward=(to_others * wide + of_others * narrow) * element_bytes,
+        backward=(of_others * wide + to_others * narrow) * element_bytes,
+    )
+
+
+def cheaper(queries: Volume, keys: Volume, *, backward: bool) -> Travels:
+    """Return what should travel; a pass without autograd has no backward to pay for. Ties go to the queries."""
+    if backward:
+        return "queries" if queries.total <= keys.total else "keys"
+    return "queries" if queries.forward <= keys.forward else "keys"
+
+
+def attention_travels(
+    sizes: AttentionSizes, segment: SegmentOwnership, *, state_gradient: bool, backward: bool
+) -> Travels:
+    """Return what should travel in one layer of one pass; the same on every rank."""
+    segment = largest_share(segment)
+    keys = keys_travel(sizes, segment, state_gradient=state_gradient)
+    return cheaper(queries_travel(sizes, segment), keys, backward=backward)
+
+
+def largest_share(segment: SegmentOwnership) -> SegmentOwnership:
+    """The segment as rank 0 sees it: all ranks must choose alike, so the choice looks at one rank's bytes."""
+    prompt = segment.prompt
+    return SegmentOwnership(
+        type(prompt)(prompt.chunk_starts, prompt.tokens, 0, prompt.ranks), segment.start, segment.tokens
+    )
+
+
+def total(volumes: Sequence[Volume]) -> Volume:
+    """Sum of several layers."""
+    return Volume(sum(volume.forward for volume in volumes), sum(volume.backward for volume in volumes))
