@@ -4,6 +4,7 @@ from longstraw_core.artifacts.external import (
     check_external,
     describe_external_file,
     describe_external_tree,
+    left_out,
     read_external_manifest,
     require_external,
 )
@@ -54,6 +55,7 @@ __all__ = [
     "describe_external_tree",
     "find_receipt",
     "keys_from_environment",
+    "left_out",
     "list_receipts",
     "materialize_tree",
     "open_store",

@@ -2,18 +2,27 @@
 
 An external file's descriptor carries its absolute `file://` URI, digest and size. An external tree's descriptor has
 media type tree, the digest and size of its *manifest*, whose blob is in the store, and the directory's `file://` URI
-with a trailing slash; the files themselves are not copied.
+with a trailing slash; the files themselves are not copied. Names that begin with a dot (`.git`, `.cache/huggingface`,
+`.gitattributes`, …) are left out of such a tree: tools put them beside a model, none of them is part of it, and they
+differ from one download to the next.
 """
 
 import os
 from pathlib import Path
 
 from longstraw_core.artifacts.faults import Fault
-from longstraw_core.artifacts.files import Measured, UnsafeFile, absolute_unresolved, measure_file, reporting
+from longstraw_core.artifacts.files import (
+    Measured,
+    UnsafeFile,
+    absolute_unresolved,
+    measure_file,
+    reporting,
+    walk_directory,
+)
 from longstraw_core.artifacts.store import Store, blob_name, path_of_file_uri
 from longstraw_core.artifacts.trees import build_tree, check_directory, publish_manifest, read_manifest
 from longstraw_core.spec.descriptors import MEDIA_TYPE_TREE, Descriptor, TreeManifest
-from longstraw_core.spec.errors import IntegrityError, LongStrawError, SpecError
+from longstraw_core.spec.errors import IntegrityError, SpecError
 
 
 def describe_external_file(path: Path, media_type: str) -> Descriptor:
@@ -34,12 +43,34 @@ def describe_external_file(path: Path, media_type: str) -> Descriptor:
 def describe_external_tree(store: Store, directory: Path) -> Descriptor:
     """Hash a directory that stays where it is, put its manifest (not its files) into the store, return its descriptor.
 
+    Hidden names are left out.
+
     Raises:
         SpecError: it is missing or holds something that is no regular file.
     """
     absolute = absolute_unresolved(directory)
-    manifest = publish_manifest(store, build_tree(absolute))
+    manifest = publish_manifest(store, build_tree(absolute, skip=is_hidden))
     return manifest.model_copy(update={"uri": absolute.as_uri() + "/"})
+
+
+def is_hidden(path: str) -> bool:
+    """Whether the last part of a relative path begins with a dot: not part of an external tree, nor what is below."""
+    return path.rpartition("/")[2].startswith(".")
+
+
+def left_out(directory: Path) -> list[str]:
+    """What `describe_external_tree` leaves out of a directory, sorted; of a hidden directory only itself."""
+    passed_over: list[str] = []
+
+    def skip(path: str) -> bool:
+        if hidden := is_hidden(path):
+            passed_over.append(path)
+        return hidden
+
+    with reporting(f"reading directory {directory}"):
+        for _ in walk_directory(absolute_unresolved(directory), skip=skip):
+            pass
+    return sorted(passed_over)
 
 
 def read_external_manifest(store: Store, descriptor: Descriptor) -> TreeManifest:
@@ -51,6 +82,10 @@ def check_external(store: Store, descriptor: Descriptor, *, path: Path | None = 
     """Re-hash an external file or tree; return every fault, or None when it cannot be reached from here.
 
     `path` overrides the place that the descriptor's URI names, for instance after the snapshot was moved.
+
+    Raises:
+        SpecError: it is there, but this user may not read it.
+        Retryable: the storage fails.
     """
     if path is None and not descriptor.uri.startswith("file:///"):
         return None
@@ -63,11 +98,11 @@ def check_external(store: Store, descriptor: Descriptor, *, path: Path | None = 
     if descriptor.media_type == MEDIA_TYPE_TREE:
         try:
             manifest = read_external_manifest(store, descriptor)
-        except LongStrawError as error:
+        except IntegrityError as error:
             return [Fault("malformed", blob_name(descriptor.digest), descriptor.digest, "unreadable", str(error))]
         return [
             Fault(fault.kind, f"{place}/{fault.path}", fault.expected, fault.observed, fault.message)
-            for fault in check_directory(place, manifest)
+            for fault in check_directory(place, manifest, skip=is_hidden)
         ]
     return _check_file(place, Measured(size=descriptor.size, digest=descriptor.digest))
 
@@ -90,11 +125,12 @@ def _check_file(place: Path, expected: Measured) -> list[Fault]:
     wanted = f"{expected.digest} ({expected.size} bytes)"
     try:
         with reporting(f"reading {place}"):
-            observed = measure_file(place.parent, place.name)
+            try:
+                observed = measure_file(place.parent, place.name)
+            except FileNotFoundError:
+                return [Fault("missing", str(place), wanted, "nothing", f"{place} is missing")]
     except UnsafeFile as error:
         return [Fault(error.kind, str(place), wanted, error.kind, str(error))]
-    except LongStrawError as error:
-        return [Fault("unreadable", str(place), wanted, "unreadable", str(error))]
     if observed == expected:
         return []
     return [Fault("changed", str(place), wanted, f"{observed.digest} ({observed.size} bytes)", f"{place} changed")]

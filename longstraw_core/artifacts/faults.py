@@ -4,6 +4,7 @@ from dataclasses import dataclass, field, replace
 from typing import Literal
 
 from longstraw_core.spec.errors import IntegrityError
+from longstraw_core.spec.receipts import StageName
 
 FaultKind = Literal[
     "changed",
@@ -13,7 +14,6 @@ FaultKind = Literal[
     "special",
     "directory",
     "file",
-    "unreadable",
     "malformed",
     "misplaced",
     "chain",
@@ -39,6 +39,16 @@ class Fault:
     message: str
 
 
+@dataclass(frozen=True, slots=True)
+class MissingStages:
+    """Stages without a usable receipt in one transaction of a run."""
+
+    run: str
+    transaction: int
+    missing: tuple[StageName, ...]
+    """In the order in which stages run."""
+
+
 @dataclass(slots=True)
 class VerifyReport:
     """Everything a verification read and every fault it found."""
@@ -55,16 +65,27 @@ class VerifyReport:
     unchecked: list[str] = field(default_factory=list[str])
     """External inputs that are not reachable from here, as `<receipt name> <input>: <uri>`; not a fault."""
 
+    incomplete: list[MissingStages] = field(default_factory=list[MissingStages])
+    """Transactions that lack stages. Not faults: a run that was killed or lost its policy leaves them, and so does
+    whoever removes the newest receipts."""
+
     @property
     def ok(self) -> bool:
-        """Whether nothing is wrong."""
+        """Whether everything that is there is as published; see also `complete`."""
         return not self.faults
+
+    @property
+    def complete(self) -> bool:
+        """Whether there is a run, and every transaction of every run that was read ends in `validate_run`'s receipt."""
+        unsealed = any(fault.kind == "incomplete" for fault in self.faults)
+        return self.receipts > 0 and not self.incomplete and not unsealed
 
     def include(self, other: "VerifyReport", *, prefix: str) -> None:
         """Add another report's faults, lists and counts (not its bytes), its relative paths moved below `prefix`."""
         for fault in other.faults:
             absolute = fault.path.startswith(("/", "file://"))
             self.faults.append(fault if absolute else replace(fault, path=prefix + fault.path))
+        self.incomplete.extend(other.incomplete)
         self.receipts += other.receipts
         self.blobs += other.blobs
         self.unreferenced.extend(prefix + name for name in other.unreferenced)

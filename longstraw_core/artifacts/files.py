@@ -5,12 +5,12 @@ import hashlib
 import os
 import shutil
 import stat
-from collections.abc import Generator, Iterable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor, as_completed
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import BinaryIO, Literal
+from typing import BinaryIO, Literal, TypeVar
 
 from longstraw_core.spec.errors import IntegrityError, LongStrawError, Retryable, SpecError
 
@@ -23,6 +23,9 @@ PARTIAL_PREFIX = ".longstraw-partial-"
 
 _BATCH_FILES = 256
 _BATCH_BYTES = 32 << 20
+
+Item = TypeVar("Item")
+Result = TypeVar("Result")
 
 FileKind = Literal["file", "directory", "symlink", "special"]
 
@@ -191,6 +194,19 @@ def sync_directory(directory: Path | int) -> None:
         os.close(opened)
 
 
+def at_once(threads: int, function: Callable[[Item], Result], items: Iterable[Item]) -> list[Result]:
+    """Results in order, computed by several threads; the first error ends it, and what had not begun is not begun."""
+    with ThreadPoolExecutor(threads) as pool:
+        futures = [pool.submit(function, item) for item in items]
+        try:
+            for future in as_completed(futures):
+                future.result()
+            return [future.result() for future in futures]
+        except BaseException:
+            pool.shutdown(cancel_futures=True)
+            raise
+
+
 @contextmanager
 def reporting(action: str) -> Generator[None, None, None]:
     """Turn every `OSError` inside the block into a typed error that starts with `action`."""
@@ -200,10 +216,11 @@ def reporting(action: str) -> Generator[None, None, None]:
         raise storage_error(error, action) from error
 
 
-def walk_directory(root: Path, relative: str = "") -> Iterator[FoundFile]:
+def walk_directory(root: Path, relative: str = "", *, skip: Callable[[str], bool] | None = None) -> Iterator[FoundFile]:
     """Yield everything below `root/relative` except real directories, in no particular order; follows no symlink.
 
-    Paths are relative to `root`. Names that are not UTF-8 come with surrogate escapes.
+    Paths are relative to `root`. Names that are not UTF-8 come with surrogate escapes. What `skip` says yes to is
+    passed over, a directory with all that is in it.
     """
     waiting = [relative]
     while waiting:
@@ -213,7 +230,12 @@ def walk_directory(root: Path, relative: str = "") -> Iterator[FoundFile]:
             with os.scandir(directory) as entries:
                 for entry in entries:
                     path = f"{current}/{entry.name}" if current else entry.name
-                    status = entry.stat(follow_symlinks=False)
+                    if skip is not None and skip(path):
+                        continue
+                    try:
+                        status = entry.stat(follow_symlinks=False)
+                    except FileNotFoundError:
+                        continue  # a writer finished with it between listing and looking
                     kind = kind_of_mode(status.st_mode)
                     if kind == "directory":
                         waiting.append(path)
@@ -250,7 +272,7 @@ def clear_partials(directory: Path) -> int:
     return cleared
 
 
-def measure_files(root: Path, files: Iterable[FoundFile]) -> dict[str, Measured | LongStrawError]:
+def measure_files(root: Path, files: Iterable[FoundFile]) -> dict[str, Measured | OSError | UnsafeFile]:
     """Hash many files on all cores; a file that cannot be read maps to its error instead of a measurement."""
     by_parent: dict[str, list[FoundFile]] = {}
     for file in files:
@@ -269,21 +291,19 @@ def measure_files(root: Path, files: Iterable[FoundFile]) -> dict[str, Measured 
             batches.append((parent, batch))
     # the largest first, so that no core is left alone with a big file at the end
     batches.sort(key=lambda item: -sum(file.size for file in item[1]))
-    measured: dict[str, Measured | LongStrawError] = {}
+    measured: dict[str, Measured | OSError | UnsafeFile] = {}
     with ThreadPoolExecutor(worker_count()) as pool:
         for future in [pool.submit(_measure_batch, root, parent, batch) for parent, batch in batches]:
             measured.update(future.result())
     return measured
 
 
-def _measure_batch(root: Path, parent: str, files: Sequence[FoundFile]) -> dict[str, Measured | LongStrawError]:
-    results: dict[str, Measured | LongStrawError] = {}
+def _measure_batch(root: Path, parent: str, files: Sequence[FoundFile]) -> dict[str, Measured | OSError | UnsafeFile]:
+    results: dict[str, Measured | OSError | UnsafeFile] = {}
     buffer = bytearray(HASH_BUFFER_BYTES)
     try:
         directory = open_directory(root, parent)
-    except OSError as error:
-        return {file.path: storage_error(error, f"reading {root}/{file.path}") for file in files}
-    except UnsafeFile as error:
+    except (OSError, UnsafeFile) as error:
         return {file.path: error for file in files}
     try:
         for file in files:
@@ -293,9 +313,7 @@ def _measure_batch(root: Path, parent: str, files: Sequence[FoundFile]) -> dict[
                     results[file.path] = hash_open_file(opened, buffer)
                 finally:
                     os.close(opened)
-            except OSError as error:
-                results[file.path] = storage_error(error, f"reading {root}/{file.path}")
-            except UnsafeFile as error:
+            except (OSError, UnsafeFile) as error:
                 results[file.path] = error
     finally:
         os.close(directory)

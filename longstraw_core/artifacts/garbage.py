@@ -1,19 +1,23 @@
 """Deletes what no kept run, checkpoint or snapshot reaches; finds that out with the walk that verification uses.
 
-What a living stage has stored but no receipt names yet cannot be told from garbage, so nothing young is deleted.
+What a living stage has stored but no receipt names yet cannot be told from garbage, so nothing young is deleted. Nobody
+is locked out meanwhile: what a writer makes reachable while garbage is deleted is noticed between two batches.
 """
 
 import time
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import get_args
 
-from longstraw_core.artifacts.files import FoundFile
+from longstraw_core.artifacts.files import at_once
 from longstraw_core.artifacts.receipts import RUNS_PREFIX, envelope_name, place_of, receipt_of_envelope
-from longstraw_core.artifacts.store import BLOB_PREFIX, Store
-from longstraw_core.artifacts.verify import StoreWalk
+from longstraw_core.artifacts.snapshots import SNAPSHOT_PREFIX
+from longstraw_core.artifacts.store import BLOB_PREFIX, POLICY_PREFIX, Store
+from longstraw_core.artifacts.verification.walk import StoreWalk
 from longstraw_core.spec.errors import IntegrityError
 from longstraw_core.spec.receipts import StageName
+
+BATCH_BLOBS = 500
+"""Blobs deleted before it is asked again whether a receipt came or a pointer moved."""
 
 _STAGE_ORDER = {stage: number for number, stage in enumerate(get_args(StageName))}
 
@@ -33,67 +37,121 @@ class GarbageReport:
     """Blobs that nothing reaches but that are too young to delete."""
 
 
+@dataclass(frozen=True, slots=True)
+class _Mark:
+    """What one look at the store says may go."""
+
+    kept_runs: list[str]
+    dropped_runs: list[str]
+    receipts: dict[str, list[str]]
+    """Receipts and signatures of each dropped run, in the order of deletion."""
+    blobs: dict[str, int]
+    """Name and size of every blob that nothing kept reaches and that is old enough."""
+    young: int
+
+
 def collect_garbage(store: Store, *, keep_runs: int, grace_seconds: float, dry_run: bool = False) -> GarbageReport:
     """Keep the newest runs, every policy's checkpoint, every registered snapshot and all they reach; delete the rest.
 
-    A run whose newest receipt is younger than the grace period is kept beyond the number. Dropped runs lose their
-    receipts first, the last stage's first, so that a run is visibly gone before any of its blobs is; a killed
+    A run whose newest receipt is younger than the grace period is kept beyond the number. The store is looked at twice,
+    and only what is garbage both times goes. Dropped runs lose their receipts first, the last stage's first, so that a
+    run is visibly gone before any of its blobs is. Blobs go in batches; before each the receipts, pointers and
+    snapshots are listed, and when any came or moved since the last look, the store is looked at again. A killed
     collection is continued by the next.
 
     Raises:
-        IntegrityError: something that is kept cannot be read or misses a blob; nothing was deleted.
+        IntegrityError: something that is kept cannot be read or misses a blob; nothing (more) was deleted.
+        Retryable: the storage failed. Before the second look was complete nothing was deleted.
     """
-    limit = time.time() - grace_seconds
-    ages: dict[str, float] = {}
-    objects: dict[str, list[FoundFile]] = {}
-    for found in store.walk(RUNS_PREFIX):
-        place = place_of(receipt_of_envelope(found.path) or found.path)
-        if place is not None:
-            objects.setdefault(place.run, []).append(found)
-            ages[place.run] = max(ages.get(place.run, 0.0), found.modified)
-    newest = sorted(ages, key=lambda run: (-ages[run], run))
-    report = GarbageReport()
-    for number, run in enumerate(newest):
-        (report.kept_runs if number < keep_runs or ages[run] > limit else report.dropped_runs).append(run)
-    # before the walk: a blob stored during the walk is not in this list, so it cannot be deleted
-    blobs = {found.path: found for found in store.walk(BLOB_PREFIX) if found.kind == "file"}
-    reached = _reached(store, report.kept_runs, set(blobs))
+    first = _mark(store, keep_runs, grace_seconds)
+    report = GarbageReport(
+        kept_runs=first.kept_runs,
+        dropped_runs=first.dropped_runs,
+        receipts=[name for run in first.dropped_runs for name in first.receipts[run]],
+        blobs=sorted(first.blobs),
+        bytes=sum(first.blobs.values()),
+        young=first.young,
+    )
+    if dry_run:
+        return report
+    roots = _roots(store)
+    second = _mark(store, keep_runs, grace_seconds)
+    report.kept_runs, report.young = second.kept_runs, second.young
+    report.dropped_runs = [run for run in first.dropped_runs if run in second.receipts]
+    report.receipts = []
     for run in report.dropped_runs:
-        report.receipts += sorted((found.path for found in objects[run]), key=_deletion_order)
-    for name, found in sorted(blobs.items()):
-        if name in reached:
-            continue
-        if found.modified > limit:
-            report.young += 1
-            continue
-        report.blobs.append(name)
-        report.bytes += found.size
-    if not dry_run:
-        for name in report.receipts:
-            store.delete_object(name)
-        with ThreadPoolExecutor(store.concurrency) as pool:
-            list(pool.map(store.delete_object, report.blobs))
-        store.clear_stale_staging()
+        report.receipts += [name for name in second.receipts[run] if name in first.receipts[run]]
+    for name in report.receipts:
+        store.delete_object(name)
+        roots.pop(name, None)
+    garbage = sorted(first.blobs.keys() & second.blobs.keys())
+    report.blobs, report.bytes = [], 0
+    while garbage:
+        if (now := _roots(store)) != roots:
+            roots, third = now, _mark(store, keep_runs, grace_seconds)
+            garbage = [name for name in garbage if name in third.blobs]
+        batch, garbage = garbage[:BATCH_BLOBS], garbage[BATCH_BLOBS:]
+        at_once(store.concurrency, store.delete_object, batch)
+        report.blobs += batch
+        report.bytes += sum(first.blobs[name] for name in batch)
+    store.clear_stale_staging()
     return report
 
 
+def _mark(store: Store, keep_runs: int, grace_seconds: float) -> _Mark:
+    limit = time.time() - grace_seconds
+    ages: dict[str, float] = {}
+    objects: dict[str, list[str]] = {}
+    for found in store.walk(RUNS_PREFIX):
+        place = place_of(receipt_of_envelope(found.path) or found.path)
+        if place is not None:
+            objects.setdefault(place.run, []).append(found.path)
+            ages[place.run] = max(ages.get(place.run, 0.0), found.modified)
+    kept: list[str] = []
+    dropped: list[str] = []
+    for number, run in enumerate(sorted(ages, key=lambda run: (-ages[run], run))):
+        (kept if number < keep_runs or ages[run] > limit else dropped).append(run)
+    # before the walk: a blob stored during the walk is not in this list, so it cannot be deleted
+    blobs = {found.path: found for found in store.walk(BLOB_PREFIX) if found.kind == "file"}
+    reached = _reached(store, kept, set(blobs))
+    unreached = {name: found for name, found in blobs.items() if name not in reached}
+    old = {name: found.size for name, found in unreached.items() if found.modified <= limit}
+    return _Mark(
+        kept_runs=kept,
+        dropped_runs=dropped,
+        receipts={run: sorted(objects[run], key=_deletion_order) for run in dropped},
+        blobs=old,
+        young=len(unreached) - len(old),
+    )
+
+
+def _roots(store: Store) -> dict[str, bytes | None]:
+    """What keeps blobs alive, cheaply: names of receipts and snapshots, and the pointers' bytes."""
+    roots: dict[str, bytes | None] = dict.fromkeys((*store.list_names(RUNS_PREFIX), *store.list_names(SNAPSHOT_PREFIX)))
+    for name in store.list_names(POLICY_PREFIX):
+        pointer = store.read_pointer(name)
+        roots[name] = None if pointer is None else pointer.content
+    return roots
+
+
 def _reached(store: Store, runs: list[str], present: set[str]) -> set[str]:
-    walk = StoreWalk(store, {})
+    walk = StoreWalk(store)
     for run in runs:
-        walk.read_receipts(run)
+        walk.receipts.read(run)
     walk.read_roots()
-    walk.check_receipts(external=False)
-    missing = sorted(walk.reached.keys() - present)
+    walk.chain.check_all()
+    missing = sorted(walk.reach.blobs.keys() - present)
     missing = [name for name in missing if not store.exists(name)]  # stored while this was running
     faults = [f"{fault.path}: {fault.message}" for fault in walk.report.faults]
-    faults += [f"{name}: cannot be read" for name in walk.unread]
-    faults += [f"{name}: missing, named by {walk.reached[name][1]}" for name in missing]
+    faults += [f"{name}: cannot be read" for name in walk.reader.unread]
+    faults += [f"{name}: missing, named by {walk.reach.blobs[name][1]}" for name in missing]
     if faults:
         more = f" (and {len(faults) - 1} more faults)" if len(faults) > 1 else ""
         raise IntegrityError(
-            f"{store.uri}: nothing was deleted, what is to be kept has faults: {faults[0]}{more}; run longstraw verify"
+            f"{store.uri}: nothing was deleted because of this: what is to be kept has faults: {faults[0]}{more}; run "
+            "longstraw verify"
         )
-    return set(walk.reached)
+    return set(walk.reach.blobs)
 
 
 def _deletion_order(name: str) -> tuple[int, int, bool]:

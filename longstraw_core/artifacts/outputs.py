@@ -1,6 +1,6 @@
-"""Re-hashes the outputs of one receipt: what a stage does before it reuses or vouches for earlier work."""
+"""Looks for the outputs of one receipt, or re-hashes them: before a stage vouches for work, or reuses it."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 
 from longstraw_core.artifacts.files import Measured, UnsafeFile, reporting
@@ -41,6 +41,30 @@ def check_receipt_outputs(store: Store, receipt: StageReceipt) -> int:
     if faults:
         raise IntegrityError("\n".join(faults))
     return sum(measured.size for measured, _ in expected.values())
+
+
+def missing_outputs(store: Store, outputs: Mapping[str, Descriptor]) -> list[str]:
+    """One line per blob that outputs stand for, files of trees included, and that is not stored; hashes nothing.
+
+    Raises:
+        IntegrityError: a tree's manifest is corrupt.
+    """
+    lines: dict[str, str] = {}
+    whole = {name: f"output {name!r} ({descriptor.uri})" for name, descriptor in outputs.items()}
+    stored = _which_exist(store, [descriptor.uri for descriptor in outputs.values()])
+    for name, descriptor in outputs.items():
+        if descriptor.uri not in stored:
+            lines.setdefault(descriptor.uri, whole[name])
+        else:
+            for uri, _, shown in _expected_blobs(store, descriptor, whole[name]):
+                lines.setdefault(uri, shown if uri == descriptor.uri else f"{shown} ({uri})")
+    stored |= _which_exist(store, [uri for uri in lines if uri not in stored])
+    return [line for uri, line in lines.items() if uri not in stored]
+
+
+def _which_exist(store: Store, names: Sequence[str]) -> set[str]:
+    with ThreadPoolExecutor(store.concurrency) as pool:
+        return {name for name, found in zip(names, pool.map(store.exists, names), strict=True) if found}
 
 
 def _expected_blobs(store: Store, descriptor: Descriptor, shown: str) -> Iterator[tuple[str, Measured, str]]:

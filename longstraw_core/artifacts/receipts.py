@@ -7,6 +7,7 @@ from typing import get_args
 
 from pydantic import ValidationError
 
+from longstraw_core.artifacts.outputs import missing_outputs
 from longstraw_core.artifacts.signing import MEDIA_TYPE_ENVELOPE
 from longstraw_core.artifacts.store import AlreadyPublished, Store
 from longstraw_core.artifacts.trees import first_complaint
@@ -84,16 +85,16 @@ def write_receipt(store: Store, predicate: ReceiptPredicate) -> Descriptor:
 
     Raises:
         AlreadyPublished: this stage already has another receipt; read that one with `read_receipt`.
-        IntegrityError: an output that the receipt claims is not in the store.
+        IntegrityError: an output that the receipt claims, or a file of one that is a tree, is not in the store.
         SpecError: the receipt cannot be written as it is (for instance an input key of unknown form).
     """
     for key in predicate.inputs:
         parse_input_key(key)
-    for output, descriptor in predicate.outputs.items():
-        if not store.exists(descriptor.uri):
-            raise IntegrityError(
-                f"receipt of {predicate.stage}: output {output!r} ({descriptor.uri}) is not in the store; put it first"
-            )
+    if missing := missing_outputs(store, predicate.outputs):
+        more = f" (and {len(missing) - 1} more)" if len(missing) > 1 else ""
+        raise IntegrityError(
+            f"receipt of {predicate.stage}: {missing[0]} is not in the store{more}; put it first, then run again"
+        )
     try:
         receipt = StageReceipt.for_predicate(predicate)
     except ValidationError as error:
@@ -111,11 +112,10 @@ def _publish_signature(store: Store, name: str, content: bytes) -> bytes:
         store.create_object(envelope_name(name), store.keys.sign(content), MEDIA_TYPE_ENVELOPE)
     except AlreadyPublished as error:
         signed = store.keys.check(store.get_bytes(error.published), name=envelope_name(name))
-        for output, descriptor in parse_receipt(signed, name=name).predicate.outputs.items():
-            if not store.exists(descriptor.uri):
-                raise IntegrityError(
-                    f"{envelope_name(name)} signs a receipt whose output {output!r} is not in the store; delete it"
-                ) from error
+        if missing := missing_outputs(store, parse_receipt(signed, name=name).predicate.outputs):
+            raise IntegrityError(
+                f"{envelope_name(name)} signs a receipt whose {missing[0]} is not in the store; delete it"
+            ) from error
         return signed
     return content
 

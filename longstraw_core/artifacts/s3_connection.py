@@ -24,8 +24,10 @@ from botocore.config import Config  # pyright: ignore[reportMissingTypeStubs]
 from botocore.exceptions import (  # pyright: ignore[reportMissingTypeStubs]
     BotoCoreError,
     ClientError,
+    ConfigParseError,
     ConnectTimeoutError,
     EndpointConnectionError,
+    InvalidRegionError,
     NoCredentialsError,
     PartialCredentialsError,
     ProfileNotFound,
@@ -38,6 +40,9 @@ from longstraw_core.spec.errors import IntegrityError, LongStrawError, Retryable
 PATH_STYLE_VARIABLE = "LONGSTRAW_S3_PATH_STYLE"
 PARALLEL_PARTS = 8
 """Parts in memory at once, over all objects of one store: on the wire, or waiting to be hashed and written."""
+
+READ_TIMEOUT_SECONDS = 60.0
+"""How long a server may be silent."""
 
 TOTAL_ATTEMPTS = 6
 """Attempts of one request, with exponential backoff, where `AWS_MAX_ATTEMPTS` says nothing else."""
@@ -147,18 +152,64 @@ def connect(bucket: str) -> Connection:
         core: Any = botocore_session.Session()
         core.register_component("data_loader", _MODELS)
         scoped: dict[str, Any] = core.get_scoped_config()
-        client: Any = _BOTO3.Session(botocore_session=core).client("s3", config=_config(scoped.get("s3") or {}))
+        config = _config(scoped.get("s3") or {}, scoped)
+        client: Any = _BOTO3.Session(botocore_session=core).client("s3", region_name=_region(), config=config)
     except (BotoCoreError, ValueError) as error:
-        if isinstance(error, ProfileNotFound):
-            raise SpecError(f"s3://{bucket}: the profile that AWS_PROFILE names does not exist; check it") from error
-        raise SpecError(
-            f"s3://{bucket}: the environment's S3 settings cannot be used ({type(error).__name__}); check "
-            "AWS_ENDPOINT_URL_S3, AWS_REGION and AWS_CA_BUNDLE"
-        ) from error
+        raise SpecError(f"s3://{bucket}: {_unusable(error)}") from error
     return Connection(client=cast(S3Client, client), bucket=bucket, endpoint=_shown_endpoint(client.meta.endpoint_url))
 
 
-def _config(from_file: dict[str, Any]) -> Config:
+def _unusable(error: Exception) -> str:
+    """What of the environment boto3 could not use."""
+    if isinstance(error, ProfileNotFound):
+        variable = next(
+            (name for name in ("AWS_DEFAULT_PROFILE", "AWS_PROFILE") if os.environ.get(name)), "AWS_PROFILE"
+        )
+        return f"{variable} names profile {os.environ.get(variable, '')!r}, which no AWS config or credentials file has"
+    if isinstance(error, InvalidRegionError):
+        return "the region in the AWS config file is malformed; write its name, for instance eu-west-1"
+    if isinstance(error, ConfigParseError):
+        return "the AWS config or credentials file is malformed; check AWS_CONFIG_FILE"
+    return (
+        f"the environment's S3 settings cannot be used ({type(error).__name__}); check AWS_ENDPOINT_URL_S3 "
+        "(http://host:port or https://host) and AWS_CA_BUNDLE"
+    )
+
+
+def _region() -> str | None:
+    """The region that the environment names; boto3 itself reads only the second of these variables."""
+    for name in ("AWS_REGION", "AWS_DEFAULT_REGION"):
+        region = os.environ.get(name, "")
+        if region and not re.fullmatch(r"[A-Za-z0-9]([A-Za-z0-9-]{0,61}[A-Za-z0-9])?", region):
+            raise SpecError(f"{name}={region!r} is not the name of a region; write for instance eu-west-1, or unset it")
+        if region:
+            return region
+    return None
+
+
+def _attempts(from_file: Any) -> int:
+    """Attempts of one request: the environment's, the config file's, or ours."""
+    name, text = "AWS_MAX_ATTEMPTS", os.environ.get("AWS_MAX_ATTEMPTS", "").strip()
+    if not text and from_file is not None:
+        name, text = "max_attempts in the AWS config file", str(from_file).strip()
+    if not text:
+        return TOTAL_ATTEMPTS
+    if not re.fullmatch(r"[1-9][0-9]{0,2}", text):
+        raise SpecError(f"{name}={text!r} must be a whole number from 1 to 999: how often a request is tried in all")
+    return int(text)
+
+
+def _retry_mode(from_file: Any) -> str:
+    """boto3's way of spacing attempts."""
+    name, text = "AWS_RETRY_MODE", os.environ.get("AWS_RETRY_MODE", "").strip()
+    if not text and from_file is not None:
+        name, text = "retry_mode in the AWS config file", str(from_file).strip()
+    if text not in ("", "legacy", "standard", "adaptive"):
+        raise SpecError(f"{name}={text!r} must be standard, adaptive or legacy")
+    return text or "standard"
+
+
+def _config(from_file: dict[str, Any], profile: dict[str, Any]) -> Config:
     style = os.environ.get(PATH_STYLE_VARIABLE, "").strip().lower()
     if style not in ("", "0", "1", "true", "false"):
         raise SpecError(f"{PATH_STYLE_VARIABLE}={style!r} must be 1 (path style) or 0 (virtual-hosted style)")
@@ -171,11 +222,11 @@ def _config(from_file: dict[str, Any]) -> Config:
     return Config(
         s3={**from_file, **s3},
         retries={
-            "mode": os.environ.get("AWS_RETRY_MODE", "standard"),  # pyright: ignore[reportArgumentType]
-            "total_max_attempts": int(os.environ.get("AWS_MAX_ATTEMPTS") or TOTAL_ATTEMPTS),
+            "mode": _retry_mode(profile.get("retry_mode")),  # pyright: ignore[reportArgumentType]
+            "total_max_attempts": _attempts(profile.get("max_attempts")),
         },
         connect_timeout=10,
-        read_timeout=60,
+        read_timeout=READ_TIMEOUT_SECONDS,
         max_pool_connections=32,
         # our own SHA-256 headers need no trailers, which many servers do not know
         request_checksum_calculation="when_required",
@@ -256,7 +307,9 @@ def _no_answer(error: Exception, where: str) -> LongStrawError:
     if isinstance(error, SSLError):
         return SpecError(f"{where}: the server's certificate is not trusted; set AWS_CA_BUNDLE to its authority's file")
     if isinstance(error, EndpointConnectionError | ConnectTimeoutError):
-        return Retryable(f"{where}: no connection ({name}); check AWS_ENDPOINT_URL_S3 and the network, then run again")
+        return Retryable(
+            f"{where}: no connection ({name}); check AWS_ENDPOINT_URL_S3, AWS_REGION and the network, then run again"
+        )
     if isinstance(error, ResponseParserError):
         return SpecError(f"{where}: the answer is not S3's; check that AWS_ENDPOINT_URL_S3 is an S3 server")
     return Retryable(f"{where}: {name}: the connection failed; run the same command again")

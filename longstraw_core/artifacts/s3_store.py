@@ -60,8 +60,14 @@ class S3Store(Store):
 
     def __init__(self, uri: str, *, create: bool = False, connection: Connection | None = None) -> None:
         match = _URI.fullmatch(uri)
-        if match is None:
-            raise SpecError(f"{uri!r} is not an S3 URI; write s3://bucket/prefix, without user, port or query")
+        rest = uri.removeprefix("s3://")
+        if match is None or "@" in rest or "?" in rest:
+            # what stands there may be a secret, so it is not repeated
+            shown = "the store's URI" if any(sign in rest for sign in ":@?") else repr(uri)
+            raise SpecError(
+                f"{shown} is not an S3 URI; write s3://bucket/prefix, without user, port or query: server and "
+                "credentials come from the environment"
+            )
         prefix = (match["prefix"] or "").rstrip("/")
         try:
             self._root = f"{check_relative_path(prefix)}/" if prefix else ""
@@ -73,8 +79,9 @@ class S3Store(Store):
             found = self._connection.client.list_objects_v2(
                 Bucket=self._connection.bucket, Prefix=self._root, MaxKeys=1
             )
+        self._conditions_checked = False
         if create:
-            self._check_conditional_writes()
+            self._check_conditions()
         elif not found.get("Contents"):
             raise SpecError(f"store {self._uri} is empty; check the URI or run the pipeline first")
 
@@ -190,26 +197,17 @@ class S3Store(Store):
     def replace_pointer(self, name: str, content: bytes, expected: Pointer | None) -> bool:
         """Compare and swap with `If-Match`; see `Store.replace_pointer`."""
         check_pointer_name(name)
-        condition = {"IfNoneMatch": "*"} if expected is None else {"IfMatch": expected.version}
-        try:
-            self._connection.sent(
-                f"moving {name}",
-                lambda: self._connection.client.put_object(
-                    Bucket=self._connection.bucket,
-                    Key=self._key(name),
-                    Body=content,
-                    ContentType=MEDIA_TYPE_JSON,
-                    ChecksumSHA256=_base64_of(sha256_digest(content)),
-                    **condition,
-                ),
-            )
-        except ClientError as error:
-            if is_taken(error) or is_missing(error):
-                # the answer to an attempt that succeeded may have been lost, and boto3 asked again
-                stored = self.read_pointer(name)
-                return stored is not None and stored.content == content
-            raise self._connection.typed(error, f"moving {self._uri}/{name}") from error
-        return True
+        self._check_conditions()
+        key = self._key(name)
+        if expected is None:
+            moved = put_once(self._connection, key, content, MEDIA_TYPE_JSON)
+        else:
+            moved = self._put_if(key, content, expected.version)
+        if moved:
+            return True
+        # the answer to an attempt that succeeded may have been lost, and boto3 asked again
+        stored = self.read_pointer(name)
+        return stored is not None and stored.content == content
 
     def _put_source(self, source: Source, media_type: str) -> Measured:
         plan = make_plan(source)
@@ -282,17 +280,57 @@ class S3Store(Store):
         except ValueError as error:
             raise SpecError(f"object name refused: {error}") from error
 
-    def _check_conditional_writes(self) -> None:
-        """Refuse a server that ignores `If-None-Match`: two writers would both believe that they were first."""
+    def _check_conditions(self) -> None:
+        """Refuse a server that ignores `If-None-Match` or `If-Match`: two writers would both believe that they won.
+
+        Asked once per opened store, of an object that is deleted again.
+        """
+        if self._conditions_checked:
+            return
         key = f"{self._root}staging/{uuid.uuid4().hex}"
-        outcomes = [put_once(self._connection, key, b"", "text/plain") for _ in range(2)]
+        try:
+            first = put_once(self._connection, key, b"first", "text/plain")
+            if put_once(self._connection, key, b"other", "text/plain") or not first:
+                raise self._unconditional("If-None-Match: *", "nothing would be safe from being overwritten")
+            replaced = self._put_if(key, b"second", self._etag(key))
+            if not replaced:
+                raise self._unconditional("If-Match", "a policy could never be moved", "does not know")
+            if self._put_if(key, b"third", '"00000000000000000000000000000000"'):
+                raise self._unconditional("If-Match", "two runs could move a policy from the same checkpoint")
+        finally:
+            with self._connection.reporting(f"opening store {self._uri}"):
+                self._connection.client.delete_object(Bucket=self._connection.bucket, Key=key)
+        self._conditions_checked = True
+
+    def _unconditional(self, condition: str, consequence: str, fault: str = "ignores") -> SpecError:
+        return SpecError(
+            f"store {self._uri}: {self._connection.shown} {fault} '{condition}', so {consequence}; use a server with "
+            "conditional writes"
+        )
+
+    def _etag(self, key: str) -> str:
         with self._connection.reporting(f"opening store {self._uri}"):
-            self._connection.client.delete_object(Bucket=self._connection.bucket, Key=key)
-        if outcomes[1]:
-            raise SpecError(
-                f"store {self._uri}: {self._connection.shown} ignores 'If-None-Match: *', so nothing would be safe "
-                "from being overwritten; use a server with conditional writes"
+            return str(self._connection.client.head_object(Bucket=self._connection.bucket, Key=key)["ETag"])
+
+    def _put_if(self, key: str, content: bytes, version: str) -> bool:
+        """Replace an object if its ETag is still `version`; False when the server says that it is not."""
+        try:
+            self._connection.sent(
+                f"replacing {key}",
+                lambda: self._connection.client.put_object(
+                    Bucket=self._connection.bucket,
+                    Key=key,
+                    Body=content,
+                    ContentType=MEDIA_TYPE_JSON,
+                    ChecksumSHA256=_base64_of(sha256_digest(content)),
+                    IfMatch=version,
+                ),
             )
+        except ClientError as error:
+            if is_taken(error) or is_missing(error):
+                return False
+            raise self._connection.typed(error, f"replacing {key}") from error
+        return True
 
 
 def _base64_of(digest: str) -> str:

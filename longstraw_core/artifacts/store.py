@@ -23,6 +23,7 @@ from longstraw_core.artifacts.files import (
     FoundFile,
     Measured,
     reporting,
+    storage_error,
     worker_count,
 )
 from longstraw_core.artifacts.signing import NO_KEYS, ReceiptKeys, keys_from_environment
@@ -264,7 +265,7 @@ class Store(ABC):
         except FileNotFoundError as error:
             raise IntegrityError(f"{name} is missing from {self.uri}; expected {descriptor.digest}") from error
         except OSError as error:
-            raise Retryable(f"reading {self.uri}/{name}: {error.strerror or error}; run again") from error
+            raise storage_error(error, f"reading {self.uri}/{name}") from error
 
     def _name_of(self, descriptor: Descriptor) -> str:
         try:
@@ -325,6 +326,7 @@ def open_store(uri: str, *, base: Path | None = None, create: bool = False) -> S
 
         store = S3Store(uri, create=create)
     else:
-        raise SpecError(f"store {uri!r} has an unknown scheme; allowed: file://, s3://")
+        scheme = uri.partition("://")[0] if "://" in uri else ""
+        raise SpecError(f"the store's URI has an unknown scheme {scheme[:20]!r}; allowed: file://, s3://")
     store.keys = keys_from_environment()
     return store

@@ -6,10 +6,8 @@ A tree is its files; empty directories, times, owners and modes are not part of 
 import os
 import shutil
 import tempfile
-from collections.abc import Callable, Collection, Iterable
-from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
-from typing import TypeVar
+from collections.abc import Callable, Collection
+from pathlib import Path, PurePosixPath
 
 from pydantic import ValidationError
 
@@ -20,8 +18,10 @@ from longstraw_core.artifacts.files import (
     Measured,
     UnsafeFile,
     absolute_unresolved,
+    at_once,
     measure_files,
     reporting,
+    storage_error,
     walk_directory,
 )
 from longstraw_core.artifacts.store import Store, blob_name
@@ -35,17 +35,21 @@ from longstraw_core.spec.descriptors import (
     check_collisions,
     check_relative_path,
 )
-from longstraw_core.spec.errors import IntegrityError, LongStrawError, SpecError
-
-Item = TypeVar("Item")
-Result = TypeVar("Result")
+from longstraw_core.spec.errors import IntegrityError, SpecError
 
 MAX_TREE_FILES = 1_000_000
 """More files than this in one directory is taken for a mistake."""
 
 
-def scan_directory(directory: Path, *, exclude: Collection[str] = ()) -> list[FoundFile]:
-    """List the regular files of a directory sorted by path; `exclude` holds relative paths to leave out.
+def scan_directory(
+    directory: Path, *, exclude: Collection[str] = (), skip: Callable[[str], bool] | None = None
+) -> list[FoundFile]:
+    """List the regular files of a directory sorted by path.
+
+    Args:
+        directory: what to list.
+        exclude: relative paths to leave out.
+        skip: says of a relative path, also of a directory, whether it is passed over unseen.
 
     Raises:
         SpecError: it is missing, too large, or holds a symlink, a special file, an unsafe name or names that collide;
@@ -54,7 +58,7 @@ def scan_directory(directory: Path, *, exclude: Collection[str] = ()) -> list[Fo
     found: list[FoundFile] = []
     with reporting(f"reading directory {directory}"):
         try:
-            for file in walk_directory(absolute_unresolved(directory)):
+            for file in walk_directory(absolute_unresolved(directory), skip=skip):
                 if file.path in exclude:
                     continue
                 shown = f"{directory}/{file.path}".encode(errors="backslashreplace").decode()
@@ -79,11 +83,21 @@ def scan_directory(directory: Path, *, exclude: Collection[str] = ()) -> list[Fo
     return found
 
 
-def build_tree(directory: Path, *, exclude: Collection[str] = ()) -> TreeManifest:
-    """Hash every file of a directory on all cores and return its manifest; raises like `scan_directory`."""
-    files = scan_directory(directory, exclude=exclude)
+def build_tree(
+    directory: Path, *, exclude: Collection[str] = (), skip: Callable[[str], bool] | None = None
+) -> TreeManifest:
+    """Hash every file of a directory on all cores and return its manifest; arguments and errors of `scan_directory`."""
+    files = scan_directory(directory, exclude=exclude, skip=skip)
     measured = measure_files(absolute_unresolved(directory), files)
-    return TreeManifest(entries=tuple(_entry(file.path, measured[file.path]) for file in files))
+    entries: list[TreeEntry] = []
+    for file in files:
+        result = measured[file.path]
+        if isinstance(result, UnsafeFile):
+            raise result
+        if isinstance(result, OSError):
+            raise storage_error(result, f"reading {directory}/{file.path}") from result
+        entries.append(TreeEntry(path=file.path, digest=result.digest, size=result.size))
+    return TreeManifest(entries=tuple(entries))
 
 
 def publish_tree(store: Store, directory: Path) -> Descriptor:
@@ -97,7 +111,7 @@ def publish_tree(store: Store, directory: Path) -> Descriptor:
         blob = store.put_blob(root / file.path, MEDIA_TYPE_BYTES)
         return TreeEntry(path=file.path, digest=blob.digest, size=blob.size)
 
-    entries = _at_once(store.concurrency, publish, scan_directory(directory))
+    entries = at_once(store.concurrency, publish, scan_directory(directory))
     return publish_manifest(store, TreeManifest(entries=tuple(entries)))
 
 
@@ -147,7 +161,7 @@ def materialize_tree(store: Store, descriptor: Descriptor, destination: Path) ->
                 except IntegrityError as error:
                     raise IntegrityError(f"tree file {entry.path!r}: {error}") from error
 
-            _at_once(store.concurrency, write, manifest.entries)
+            at_once(store.concurrency, write, manifest.entries)
             temporary.chmod(0o755)
             os.rename(temporary, destination)
         except BaseException:
@@ -161,22 +175,35 @@ def check_directory(
     manifest: TreeManifest,
     *,
     exclude: Collection[str] = (),
+    skip: Callable[[str], bool] | None = None,
     measured: dict[str, Measured] | None = None,
 ) -> list[Fault]:
     """Compare a directory with a manifest and return every fault: missing, extra, changed, symlink, special.
 
-    Digests of the files that were read are added to `measured`, when given, so that nothing is hashed twice.
+    Args:
+        directory: what to compare.
+        manifest: what it should hold.
+        exclude: relative paths that are not looked at.
+        skip: says of a relative path, also of a directory, whether it is passed over; the manifest's own never are.
+        measured: receives the digests of the files that were read, so that nothing is hashed twice.
+
+    Raises:
+        SpecError: something that is there may not be read by this user: that says nothing about its bytes.
+        Retryable: the storage fails.
     """
     expected = {entry.path: entry for entry in manifest.entries}
     faults: list[Fault] = []
     present: list[FoundFile] = []
     try:
         with reporting(f"reading directory {directory}"):
-            found = [file for file in walk_directory(absolute_unresolved(directory)) if file.path not in exclude]
+            try:
+                walked = walk_directory(absolute_unresolved(directory), skip=_but_not_expected(skip, expected))
+                found = [file for file in walked if file.path not in exclude]
+            except FileNotFoundError:
+                message = f"{directory} is missing, or vanished while it was read"
+                return [Fault("missing", str(directory), f"{len(expected)} files", "nothing", message)]
     except UnsafeFile as error:
         return [Fault(error.kind, str(directory), "a real directory", error.kind, str(error))]
-    except LongStrawError as error:
-        return [Fault("missing", str(directory), f"{len(expected)} files", "unreadable", str(error))]
     seen: set[str] = set()
     for file in found:
         seen.add(file.path)
@@ -195,10 +222,16 @@ def check_directory(
     hashes = measure_files(absolute_unresolved(directory), present)
     for file in present:
         entry, result = expected[file.path], hashes[file.path]
-        if isinstance(result, LongStrawError):
-            kind = result.kind if isinstance(result, UnsafeFile) else "unreadable"
-            faults.append(Fault(kind, file.path, entry.digest, "unreadable", str(result)))
+        if isinstance(result, UnsafeFile):
+            faults.append(Fault(result.kind, file.path, entry.digest, result.kind, str(result)))
             continue
+        if isinstance(result, FileNotFoundError):
+            faults.append(
+                Fault("missing", file.path, entry.digest, "nothing", f"{file.path} vanished while it was read")
+            )
+            continue
+        if isinstance(result, OSError):
+            raise storage_error(result, f"reading {directory}/{file.path}") from result
         if measured is not None:
             measured[file.path] = result
         if result != Measured(size=entry.size, digest=entry.digest):
@@ -214,24 +247,18 @@ def check_directory(
     return sorted(faults, key=lambda fault: fault.path)
 
 
+def _but_not_expected(skip: Callable[[str], bool] | None, expected: Collection[str]) -> Callable[[str], bool] | None:
+    """The same rule, which never passes over a file of the manifest or a directory that one lies in."""
+    if skip is None:
+        return None
+    kept = set(expected)
+    for path in expected:
+        kept.update(str(parent) for parent in PurePosixPath(path).parents)
+    return lambda path: path not in kept and skip(path)
+
+
 def first_complaint(error: ValidationError) -> str:
     """The first validation error as `field: reason`."""
     first = error.errors(include_url=False)[0]
     place = ".".join(str(part) for part in first["loc"])
     return f"{place}: {first['msg']}" if place else first["msg"]
-
-
-def _entry(path: str, result: Measured | LongStrawError) -> TreeEntry:
-    if isinstance(result, LongStrawError):
-        raise result
-    return TreeEntry(path=path, digest=result.digest, size=result.size)
-
-
-def _at_once(threads: int, function: Callable[[Item], Result], items: Iterable[Item]) -> list[Result]:
-    with ThreadPoolExecutor(threads) as pool:
-        futures = [pool.submit(function, item) for item in items]
-        try:
-            return [future.result() for future in futures]
-        except BaseException:
-            pool.shutdown(cancel_futures=True)
-            raise

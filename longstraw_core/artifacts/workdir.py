@@ -29,7 +29,7 @@ from longstraw_core.artifacts.trees import build_tree, check_directory, parse_ma
 from longstraw_core.artifacts.verify import verify_store
 from longstraw_core.spec.canonical import canonical_json, sha256_digest
 from longstraw_core.spec.descriptors import TreeManifest
-from longstraw_core.spec.errors import IntegrityError, LongStrawError, SpecError
+from longstraw_core.spec.errors import IntegrityError, SpecError
 
 LOCK_NAME = ".lock"
 STORE_DIRECTORY = "store"
@@ -83,7 +83,8 @@ def verify_directory(workdir: Path, *, external: bool = True) -> VerifyReport:
     """Verify a sealed run directory: its index, every file, and the receipts and blobs in `<workdir>/store`.
 
     Raises:
-        SpecError: there is no such directory.
+        SpecError: there is no such directory, or something in it may not be read by this user.
+        Retryable: the storage fails.
     """
     report = VerifyReport()
     with reporting(f"verifying {workdir}"):
@@ -109,9 +110,8 @@ def verify_directory(workdir: Path, *, external: bool = True) -> VerifyReport:
         known = {name.removeprefix(prefix): result for name, result in measured.items() if name.startswith(prefix)}
         try:
             store_report = verify_store(_open_own_store(workdir), external=external, measured=known)
-        except LongStrawError as error:
-            kind = error.kind if isinstance(error, UnsafeFile) else "unreadable"
-            report.faults.append(Fault(kind, STORE_DIRECTORY, "a store", kind, str(error)))
+        except UnsafeFile as error:
+            report.faults.append(Fault(error.kind, STORE_DIRECTORY, "a store", error.kind, str(error)))
         else:
             report.include(store_report, prefix=prefix)
             if manifest is None:
@@ -172,8 +172,6 @@ def _read_index(workdir: Path, indexes: list[str], report: VerifyReport) -> Tree
         report.faults.append(Fault(error.kind, name, "a regular file", error.kind, str(error)))
     except IntegrityError as error:
         report.faults.append(Fault("malformed", name, "a tree manifest", "something else", str(error)))
-    except LongStrawError as error:
-        report.faults.append(Fault("unreadable", name, "a regular file", "unreadable", str(error)))
     return None
 
 

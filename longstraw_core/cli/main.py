@@ -23,7 +23,7 @@ def main() -> None:
 
     \b
     Exit codes: 0 done, 2 usage or specification, 3 a stage failed, 10 data refused,
-    11 integrity, 12 numeric, 75 try again, 130 interrupted.
+    11 integrity, 12 numeric, 13 incomplete, 75 try again, 130 interrupted.
     """
 
 

@@ -4,6 +4,7 @@ from longstraw_core.spec.canonical import canonical_json, parse_canonical_json, 
 from longstraw_core.spec.descriptors import Descriptor, TreeEntry, TreeManifest
 from longstraw_core.spec.errors import (
     DataRefused,
+    IncompleteRun,
     IntegrityError,
     LongStrawError,
     NumericError,
@@ -19,6 +20,7 @@ __all__ = [
     "CheckpointManifest",
     "DataRefused",
     "Descriptor",
+    "IncompleteRun",
     "IntegrityError",
     "LongStrawError",
     "NumericError",

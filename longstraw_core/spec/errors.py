@@ -17,6 +17,10 @@ class IntegrityError(LongStrawError):
     """Bytes differ from what was published: do not trust this artifact."""
 
 
+class IncompleteRun(LongStrawError):
+    """Everything that is there is as published, but a run lacks stages: it did not finish, or receipts were removed."""
+
+
 class NumericError(LongStrawError):
     """A value is non-finite or two computations disagree: no optimizer step may be taken."""
 

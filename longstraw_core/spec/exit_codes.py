@@ -2,6 +2,7 @@
 
 from longstraw_core.spec.errors import (
     DataRefused,
+    IncompleteRun,
     IntegrityError,
     LongStrawError,
     NumericError,
@@ -16,6 +17,7 @@ STAGE_FAILED = 3
 DATA_REFUSED = 10
 INTEGRITY = 11
 NUMERIC = 12
+INCOMPLETE = 13
 RETRYABLE = 75
 INTERRUPTED = 130
 
@@ -25,6 +27,7 @@ EXIT_CODES: dict[type[LongStrawError], int] = {
     DataRefused: DATA_REFUSED,
     IntegrityError: INTEGRITY,
     NumericError: NUMERIC,
+    IncompleteRun: INCOMPLETE,
     Retryable: RETRYABLE,
 }
 

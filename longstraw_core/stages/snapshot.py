@@ -68,6 +68,11 @@ def check_snapshot_files(snapshot: Path) -> None:
             check_relative_path(str(shard))
         except ValueError as error:
             raise SpecError(f"model.snapshot: {index} names a weight file outside the snapshot: {error}") from error
+        if any(part.startswith(".") for part in str(shard).split("/")):
+            raise SpecError(
+                f"model.snapshot: {index} names weight file {shard}; names that begin with a dot are no part of a "
+                "snapshot: rename it"
+            )
         _check_weight_file(snapshot / str(shard))
 
 

@@ -2,6 +2,7 @@
 
 import os
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -13,6 +14,7 @@ from longstraw_core.artifacts import (
     register_snapshot,
     verify_store,
 )
+from longstraw_core.artifacts.files import FoundFile
 from longstraw_core.artifacts.receipts import list_receipts
 from longstraw_core.artifacts.store import blob_name
 from longstraw_core.spec import CheckpointManifest, Descriptor
@@ -101,6 +103,57 @@ def test_nothing_is_deleted_when_something_that_is_kept_has_a_fault(
     with pytest.raises(IntegrityError, match="nothing was deleted"):
         collect_garbage(store, keep_runs=1, grace_seconds=DAY)
     assert store.list_names() == before
+
+
+def test_what_becomes_reachable_between_the_two_looks_stays(
+    store: FileStore, runs: dict[str, Descriptor], snapshot: Path, data_file: Path, tmp_path: Path
+) -> None:
+    """A policy moves to a checkpoint, and a run begins from another, that the first look found to be garbage."""
+    looks: list[str] = []
+
+    class Racing(FileStore):
+        def walk(self, prefix: str = "") -> Iterator[FoundFile]:
+            found = list(super().walk(prefix))
+            if prefix == "blobs/sha256/":
+                looks.append(prefix)
+                if len(looks) == 1:
+                    manifest = CheckpointManifest.model_validate_json(store.get_bytes(runs["second"]))
+                    advance_policy(store, "main", runs["second"], manifest)
+                    publish_run_into(store, tmp_path, snapshot, data_file, run="late", parent=runs["third"], lineage=2)
+            yield from found
+
+    done = collect_garbage(Racing(store.root), keep_runs=1, grace_seconds=DAY)
+    assert len(looks) == 2
+    assert {"second", "third", "fourth"} <= set(done.dropped_runs)
+    assert store.exists(runs["second"].uri)
+    assert store.exists(runs["third"].uri)
+    assert not store.exists(runs["fourth"].uri)
+    assert verify_store(store).faults == []
+
+
+def test_what_becomes_reachable_while_blobs_are_deleted_stays_from_the_next_batch_on(
+    store: FileStore, runs: dict[str, Descriptor], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("longstraw_core.artifacts.garbage.BATCH_BLOBS", 1)
+    manifest = CheckpointManifest.model_validate_json(store.get_bytes(runs["second"]))
+    needed = {runs["second"].uri, manifest.tree.uri, *(blob_name(file.digest) for file in manifest.files)}
+    deleted: list[str] = []
+    original = store.delete_object
+
+    def move_after_the_first_blob(name: str) -> None:
+        original(name)
+        if name.startswith("blobs/") and not deleted:
+            advance_policy(store, "main", runs["second"], manifest)
+        deleted.extend([name] if name.startswith("blobs/") else [])
+
+    monkeypatch.setattr(store, "delete_object", move_after_the_first_blob)
+    if sorted(planned := collect_garbage(store, keep_runs=1, grace_seconds=DAY, dry_run=True).blobs)[0] in needed:
+        pytest.skip("the first blob to go is one that the policy needs: the window that the documentation names")
+    done = collect_garbage(store, keep_runs=1, grace_seconds=DAY)
+    assert needed <= set(planned)
+    assert not needed & set(deleted)
+    assert done.blobs == deleted
+    assert verify_store(store).faults == []
 
 
 def test_a_collection_that_was_killed_is_continued_by_the_next(

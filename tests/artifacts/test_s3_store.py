@@ -195,6 +195,27 @@ def test_a_run_verifies_and_every_change_is_named(
     assert not (tmp_path / "again").exists()
 
 
+def test_garbage_that_a_new_run_starts_from_while_it_is_collected_stays(
+    store: Store, snapshot: Path, data_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    old = publish_run_into(store, tmp_path, snapshot, data_file, run="old", transactions=1)
+    time.sleep(1.1)  # servers tell times in whole seconds
+    publish_run_into(store, tmp_path, snapshot, data_file, run="new", transactions=1)
+    delete, begun = store.delete_object, []
+
+    def begin_before_the_first_deletion(name: str) -> None:
+        if not begun:
+            begun.append(name)
+            publish_run_into(store, tmp_path, snapshot, data_file, run="late", transactions=1, parent=old, lineage=1)
+        delete(name)
+
+    monkeypatch.setattr(store, "delete_object", begin_before_the_first_deletion)
+    done = collect_garbage(store, keep_runs=1, grace_seconds=0.0)
+    assert done.dropped_runs == ["old"]
+    assert store.get_bytes(old)
+    assert verify_store(store, "late").faults == []
+
+
 def test_garbage_goes_and_what_is_kept_verifies(store: Store, snapshot: Path, data_file: Path, tmp_path: Path) -> None:
     publish_run_into(store, tmp_path, snapshot, data_file, run="old", transactions=1)
     time.sleep(1.1)  # servers tell times in whole seconds
@@ -273,9 +294,32 @@ def test_what_is_wrong_with_the_server_or_the_credentials_is_said_without_secret
     assert nobody in str(unreachable)
     assert "check AWS_ENDPOINT_URL_S3" in str(refusal(AWS_ENDPOINT_URL_S3="not a url"))
     assert "LONGSTRAW_S3_PATH_STYLE" in str(refusal(LONGSTRAW_S3_PATH_STYLE="maybe"))
-    assert "AWS_PROFILE" in str(refusal(AWS_PROFILE="nobody-has-this"))
+    assert "AWS_PROFILE names profile 'nobody-has-this'" in str(refusal(AWS_PROFILE="nobody-has-this"))
+    for name, value in (
+        ("AWS_MAX_ATTEMPTS", "many"),
+        ("AWS_MAX_ATTEMPTS", "0"),
+        ("AWS_MAX_ATTEMPTS", "-3"),
+        ("AWS_MAX_ATTEMPTS", "2.5"),
+        ("AWS_RETRY_MODE", "eager"),
+        ("AWS_REGION", "not a region"),
+        ("AWS_DEFAULT_REGION", "https://eu"),
+    ):
+        refused = refusal(**{name: value})
+        assert isinstance(refused, SpecError)
+        assert str(refused).startswith(f"{name}='{value}' ")
+        assert "\n" not in str(refused)
     for uri in ("s3://", "s3://UPPER/x", "s3://user:pw@bucket/x", "s3://artifacts/../x", "s3://artifacts/a//b"):
         assert isinstance(refusal(uri), SpecError)
+    for uri in (
+        "s3://AKIAKEY:wrong-secret@artifacts/x",
+        "s3://AKIAKEY:wrong-secret/with/slashes@artifacts",
+        "s3://artifacts/x@wrong-secret",
+        "s3://artifacts/x?X-Amz-Signature=wrong-secret",
+        "http://AKIAKEY:wrong-secret@artifacts/x",
+        "AKIAKEY:wrong-secret",
+    ):
+        assert "AKIAKEY" not in str(refusal(uri))
+        assert "write s3://bucket/prefix" in str(refusal(uri)) or "unknown scheme" in str(refusal(uri))
     with monkeypatch.context() as patch:
         for name, value in seaweedfs_server.environment().items():
             patch.setenv(name, value)
@@ -338,6 +382,41 @@ def test_https_needs_an_authority_that_the_environment_names(
         store = open_store(f"s3://artifacts/{prefix}", create=True)
         content = os.urandom(17 * MIB)
         assert store.get_bytes(store.put_blob(content, BYTES)) == content
+
+
+@pytest.mark.parametrize("server", ["moto"], indirect=True)  # SeaweedFS would notice the missing signed header
+@pytest.mark.parametrize("header", ["If-None-Match", "If-Match"])
+def test_a_server_that_ignores_either_condition_is_refused_before_anything_depends_on_it(
+    server: S3Server, prefix: str, monkeypatch: pytest.MonkeyPatch, header: str
+) -> None:
+    uri, pointer = f"s3://artifacts/{prefix}", "policies/main/current.json"
+    good = open_store(uri, create=True)
+    assert good.replace_pointer(pointer, b"first", None)
+    with fault_proxy(server.endpoint) as proxy:
+        monkeypatch.setenv("AWS_ENDPOINT_URL_S3", proxy.endpoint)
+        proxy.stripped = (header.lower().encode(),)
+        with pytest.raises(SpecError, match=f"ignores '{header}"):
+            open_store(uri, create=True)
+        opened = open_store(uri)
+        stored = opened.read_pointer(pointer)
+        for content in (b"second", b"rival"):  # two runs that both start from the first
+            with pytest.raises(SpecError, match=f"ignores '{header}"):
+                opened.replace_pointer(pointer, content, stored)
+    assert good.read_pointer(pointer) == stored
+    assert good.list_names() == [pointer]  # the probe left nothing
+
+
+def test_a_server_whose_conditions_hold_passes_the_probe_and_lets_one_of_two_win(store: Store) -> None:
+    pointer = "policies/main/current.json"
+    assert store.list_names() == []
+    assert store.replace_pointer(pointer, b"first", None)
+    first = store.read_pointer(pointer)
+    assert store.replace_pointer(pointer, b"second", first)
+    assert not store.replace_pointer(pointer, b"rival", first)
+    assert not store.replace_pointer(pointer, b"late", None)
+    second = store.read_pointer(pointer)
+    assert second is not None
+    assert second.content == b"second"
 
 
 def test_a_server_that_ignores_conditions_is_refused(

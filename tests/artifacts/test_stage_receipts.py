@@ -1,6 +1,7 @@
 """Receipts: written once, last, in one byte form, and only believed where they say they belong."""
 
 import json
+from pathlib import Path
 
 import pytest
 
@@ -9,11 +10,13 @@ from longstraw_core.artifacts import (
     FileStore,
     find_receipt,
     list_receipts,
+    publish_tree,
     read_receipt,
     receipt_name,
     write_receipt,
 )
 from longstraw_core.artifacts.receipts import InputKey, parse_input_key, parse_receipt, place_of
+from longstraw_core.artifacts.store import blob_name
 from longstraw_core.spec import Descriptor, IntegrityError, SpecError, canonical_json, sha256_digest
 
 NAME = "runs/demo/0001/train/receipt.json"
@@ -68,6 +71,22 @@ def test_a_receipt_before_its_outputs_or_without_any_is_refused(
     with pytest.raises(SpecError, match="subject"):
         write_receipt(store, make_predicate("train", 1, {}, {}))
     assert list(list_receipts(store)) == []
+
+
+def test_a_receipt_of_a_tree_that_lost_a_file_is_refused_by_the_files_name(
+    store: FileStore, make_predicate, tmp_path: Path
+) -> None:
+    (tmp_path / "adapter" / "state").mkdir(parents=True)
+    (tmp_path / "adapter" / "weights").write_bytes(b"weights")
+    (tmp_path / "adapter" / "state" / "optimizer").write_bytes(b"moments")
+    tree = publish_tree(store, tmp_path / "adapter")
+    lost = blob_name(sha256_digest(b"moments"))
+    (store.root / lost).unlink()
+    with pytest.raises(IntegrityError, match=rf"'adapter' .*/state/optimizer \({lost}\) is not in the store;"):
+        write_receipt(store, make_predicate("train", 1, {}, {"adapter": tree}))
+    assert list(list_receipts(store)) == []
+    assert publish_tree(store, tmp_path / "adapter") == tree
+    write_receipt(store, make_predicate("train", 1, {}, {"adapter": tree}))
 
 
 @pytest.mark.parametrize("run", ["", "a/b", "..", ".hidden", "a b", "a" * 129, "ü"])

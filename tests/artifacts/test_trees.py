@@ -15,6 +15,7 @@ from longstraw_core.artifacts import (
     check_directory,
     describe_external_file,
     describe_external_tree,
+    left_out,
     materialize_tree,
     publish_manifest,
     publish_tree,
@@ -22,6 +23,7 @@ from longstraw_core.artifacts import (
     read_manifest,
     require_external,
 )
+from longstraw_core.artifacts.external import is_hidden
 from longstraw_core.spec import IntegrityError, SpecError, TreeEntry, TreeManifest, canonical_json
 from longstraw_core.spec.descriptors import MEDIA_TYPE_BYTES, MEDIA_TYPE_TREE
 
@@ -219,7 +221,7 @@ def test_a_snapshot_stays_outside_and_is_rehashed_where_it_lies(store: FileStore
     descriptor = describe_external_tree(store, tree)
     assert descriptor.uri == tree.as_uri() + "/"
     assert store.list_names() == [f"blobs/sha256/{descriptor.hex}"]
-    assert read_external_manifest(store, descriptor) == build_tree(tree)
+    assert read_external_manifest(store, descriptor) == build_tree(tree, skip=is_hidden)
     require_external(store, descriptor)
     os.rename(tree, tmp_path / "moved")
     with pytest.raises(IntegrityError, match="cannot be reached"):
@@ -228,6 +230,56 @@ def test_a_snapshot_stays_outside_and_is_rehashed_where_it_lies(store: FileStore
     (tmp_path / "moved" / "config.json").write_bytes(b"[]")
     with pytest.raises(IntegrityError, match=r"moved/config\.json: config\.json changed: expected"):
         require_external(store, descriptor, path=tmp_path / "moved")
+
+
+@pytest.fixture
+def downloaded(tmp_path: Path) -> Path:
+    """A snapshot as `huggingface-cli download --local-dir` and git leave it, and where its digest must not differ."""
+    directory = tmp_path / "downloaded"
+    for name in ("config.json", "tokenizer.json", "model-00001-of-00002.safetensors", "sub/vocab.txt"):
+        (directory / name).parent.mkdir(parents=True, exist_ok=True)
+        (directory / name).write_text(name)
+    return directory
+
+
+def test_hidden_names_are_no_part_of_a_snapshot_and_are_listed(store: FileStore, downloaded: Path) -> None:
+    before = describe_external_tree(store, downloaded)
+    assert left_out(downloaded) == []
+    hidden = (
+        ".cache/huggingface/download/config.json.metadata",
+        ".git/objects/ab/cd",
+        ".gitattributes",
+        "sub/.DS_Store",
+    )
+    for name in hidden:
+        (downloaded / name).parent.mkdir(parents=True, exist_ok=True)
+        (downloaded / name).write_text("differs from one download to the next")
+    (downloaded / ".git" / "link").symlink_to("elsewhere")
+    assert describe_external_tree(store, downloaded) == before
+    require_external(store, before)
+    assert left_out(downloaded) == [".cache", ".git", ".gitattributes", "sub/.DS_Store"]
+
+
+@pytest.mark.parametrize(
+    "name", ["tokenizer.json", "sub/vocab.txt", "a.hidden.not", "__init__.py", "model.safetensors.index.json"]
+)
+def test_whatever_does_not_begin_with_a_dot_is_part_of_a_snapshot(
+    store: FileStore, downloaded: Path, name: str
+) -> None:
+    before = describe_external_tree(store, downloaded)
+    (downloaded / name).write_text("another")
+    assert describe_external_tree(store, downloaded).digest != before.digest
+    with pytest.raises(IntegrityError, match=name):
+        require_external(store, before)
+
+
+def test_a_hidden_file_that_an_older_manifest_names_is_still_checked(store: FileStore, downloaded: Path) -> None:
+    (downloaded / ".cache").mkdir()
+    (downloaded / ".cache" / "kept").write_text("x")
+    manifest = build_tree(downloaded)
+    assert check_directory(downloaded, manifest, skip=is_hidden) == []
+    (downloaded / ".cache" / "kept").write_text("y")
+    assert [fault.path for fault in check_directory(downloaded, manifest, skip=is_hidden)] == [".cache/kept"]
 
 
 def test_an_external_file_is_rehashed_where_it_lies(store: FileStore, tmp_path: Path) -> None:

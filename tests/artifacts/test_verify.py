@@ -564,6 +564,16 @@ def test_sealing_refuses_a_symlink_by_name(run_directory: Path) -> None:
         seal_directory(run_directory)
 
 
+def test_a_pointer_that_is_none_is_reported_with_the_digest_of_its_bytes(run_directory: Path) -> None:
+    store = FileStore(run_directory / "store")
+    for name in ("policies/main/current.json", "policies/main/other.json", f"snapshots/{'0' * 64}.json"):
+        path = store.root / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(b'{"no":1}')
+        (fault,) = [fault for fault in verify_store(store).faults if fault.path == name]
+        assert (fault.kind, fault.observed) == ("malformed", "sha256:" + hashlib.sha256(b'{"no":1}').hexdigest())
+
+
 def test_a_missing_directory_is_a_usage_error(tmp_path: Path) -> None:
     with pytest.raises(SpecError, match="does not exist"):
         verify_directory(tmp_path / "nothing")

@@ -1,6 +1,7 @@
 """Commands as a person or a script uses them: output, exit codes, refusals before any work."""
 
 import json
+import shutil
 import signal
 import subprocess
 import sys
@@ -328,6 +329,14 @@ def test_a_snapshot_is_pinned_by_the_digest_that_is_printed(untrained_snapshot: 
     record = json.loads(invoke("model", "snapshot", str(untrained_snapshot), "--store", store, "-o", "json").output)
     assert f"model.digest: {record['digest']}" in shown.output
     assert record["bytes"] == sum(path.stat().st_size for path in untrained_snapshot.rglob("*") if path.is_file())
+    assert record["left_out"] == []
+    copy = tmp_path / "copy"
+    shutil.copytree(untrained_snapshot, copy)
+    (copy / ".cache" / "huggingface").mkdir(parents=True)
+    (copy / ".cache" / "huggingface" / ".gitignore").write_text("*")
+    again = json.loads(invoke("model", "snapshot", str(copy), "--store", store, "-o", "json").output)
+    assert (again["digest"], again["left_out"]) == (record["digest"], [".cache"])
+    assert "begins with a dot: .cache" in invoke("model", "snapshot", str(copy), "--store", store).output
     (tmp_path / "partial").mkdir()
     (tmp_path / "partial" / "config.json").write_text("{}")
     refused = invoke("model", "snapshot", str(tmp_path / "partial"), "--store", store)

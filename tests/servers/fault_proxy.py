@@ -8,10 +8,17 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from urllib.parse import urlsplit
 
-SLOW_DOWN = (
-    b"HTTP/1.1 503 Slow Down\r\nContent-Type: application/xml\r\nContent-Length: 75\r\nConnection: close\r\n\r\n"
-    b'<?xml version="1.0"?><Error><Code>SlowDown</Code><Message>no</Message></Error>'[:75]
-)
+
+def _refusal(status: bytes, code: bytes) -> bytes:
+    body = b'<?xml version="1.0"?><Error><Code>' + code + b"</Code><Message>no</Message></Error>"
+    head = b"HTTP/1.1 %s\r\nContent-Type: application/xml\r\nContent-Length: %d\r\nConnection: close\r\n\r\n"
+    return head % (status, len(body)) + body
+
+
+REFUSALS = {
+    "slow_down": _refusal(b"503 Slow Down", b"SlowDown"),
+    "forbidden": _refusal(b"403 Forbidden", b"AccessDenied"),
+}
 
 
 @dataclass
@@ -19,7 +26,8 @@ class Fault:
     """One way to misbehave, a number of times, on requests whose first line a test chooses."""
 
     kind: str
-    """`cut_answer`, `flip_answer`, `truncate_answer`, `cut_request`, `flip_request` or `slow_down`."""
+    """`cut_answer`, `flip_answer`, `truncate_answer`, `cut_request`, `flip_request`, `slow_down`, `forbidden` or, which
+    never answers, `silent`."""
     times: int
     matches: Callable[[bytes], bool] = lambda line: True
     after_bytes: int = 1000
@@ -37,6 +45,8 @@ class FaultProxy:
     """First line of every request that arrived."""
     heads: list[bytes] = field(default_factory=list)
     """The same with all headers."""
+    stripped: tuple[bytes, ...] = ()
+    """Headers, in lower case, that no request arrives with; only for servers that check no signatures."""
     on_request: Callable[[bytes], None] | None = None
     """Called with the first line before a request is passed on."""
 
@@ -90,10 +100,14 @@ def _serve(client: socket.socket, upstream: tuple[str, int], proxy: FaultProxy) 
                 proxy.on_request(line)
             fault = proxy.take(line)
             kind = fault.kind if fault else ""
-            if kind == "slow_down":
+            if kind in REFUSALS or kind == "silent":
                 _drain(reader, _length(head))
-                client.sendall(SLOW_DOWN)
+                if kind == "silent":
+                    reader.read(1)  # until the client gives up
+                else:
+                    client.sendall(REFUSALS[kind])
                 return
+            head = _without(head, proxy.stripped)
             if b"expect: 100-continue" in head.lower():
                 client.sendall(b"HTTP/1.1 100 Continue\r\n\r\n")
                 head = b"\r\n".join(part for part in head.split(b"\r\n") if not part.lower().startswith(b"expect:"))
@@ -140,6 +154,10 @@ def _head(reader) -> bytes:
             raise EOFError
         lines.append(line)
     return b"".join(lines) + b"\r\n"
+
+
+def _without(head: bytes, names: tuple[bytes, ...]) -> bytes:
+    return b"\r\n".join(line for line in head.split(b"\r\n") if line.partition(b":")[0].lower() not in names)
 
 
 def _length(head: bytes) -> int:

@@ -7,6 +7,7 @@ import pytest
 
 from longstraw_core.spec import (
     DataRefused,
+    IncompleteRun,
     IntegrityError,
     LongStrawError,
     NumericError,
@@ -22,6 +23,7 @@ DOCUMENTED: dict[type[BaseException], int] = {
     DataRefused: 10,
     IntegrityError: 11,
     NumericError: 12,
+    IncompleteRun: 13,
     Retryable: 75,
     KeyboardInterrupt: 130,
 }

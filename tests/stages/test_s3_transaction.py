@@ -82,7 +82,14 @@ def test_signed_transactions_share_a_policy_and_verify_from_any_receipt(
     assert checked.exit_code == 0, checked.output
     summary = json.loads(checked.output)
     assert (summary["ok"], summary["receipts"], summary["unchecked"]) == (True, 9, [])
-    assert invoke("verify", uri).exit_code == 0
+    assert (summary["complete"], summary["incomplete"]) == (True, [])
+    assert invoke("verify", uri, "--run", "ours").exit_code == 0
+    whole = invoke("verify", uri, "-o", "json")  # the rival that lost never validated
+    assert whole.exit_code == 13
+    verdict = json.loads(whole.stdout.splitlines()[0])
+    assert (verdict["ok"], verdict["complete"]) == (True, False)
+    assert verdict["incomplete"] == [{"run": "rival", "transaction": 1, "missing": ["validate_run"]}]
+    assert invoke("verify", uri, "--allow-incomplete").exit_code == 0
 
     # the command of a pod: the stage is done already, is verified and reused, and signs nothing
     again = invoke(

@@ -56,6 +56,17 @@ def test_a_weight_file_outside_the_snapshot_is_refused(snapshot: Path, shard: st
         check_snapshot(snapshot, "qwen3_5_text")
 
 
+@pytest.mark.parametrize("shard", [".hidden/model.safetensors", ".model.safetensors"])
+def test_a_weight_file_under_a_hidden_name_is_refused_because_no_digest_would_cover_it(
+    snapshot: Path, shard: str
+) -> None:
+    (snapshot / shard).parent.mkdir(exist_ok=True)
+    (snapshot / "model.safetensors").rename(snapshot / shard)
+    (snapshot / "model.safetensors.index.json").write_text(json.dumps({"weight_map": {"a": shard}}))
+    with pytest.raises(SpecError, match="begin with a dot"):
+        check_snapshot(snapshot, "qwen3_5_text")
+
+
 def test_an_index_without_weight_files_is_refused(snapshot: Path) -> None:
     (snapshot / "model.safetensors.index.json").write_text('{"weight_map": {}}')
     with pytest.raises(SpecError, match="names no weight file"):

@@ -4,9 +4,9 @@ from pathlib import Path
 
 import click
 
-from longstraw_core.artifacts import open_store, read_external_manifest, register_snapshot
+from longstraw_core.artifacts import left_out, open_store, read_external_manifest, register_snapshot
 from longstraw_core.cli.command import output_option, reports_errors
-from longstraw_core.cli.output import OutputFormat, human_bytes, human_seconds, print_json
+from longstraw_core.cli.output import OutputFormat, human_bytes, human_seconds, print_json, printable
 from longstraw_core.stages.snapshot import check_snapshot_files
 
 
@@ -71,12 +71,14 @@ def snapshot_command(directory: Path, uri: str, output: OutputFormat) -> None:
     """Register the Hugging Face snapshot in DIR: hash every file once and store the manifest, not the files.
 
     The digest is the snapshot's identity. Pinned as `model.digest` in a specification, a run refuses any other one;
-    every stage checks it before it loads weights.
+    every stage checks it before it loads weights. Files and directories whose names begin with a dot (.git, .cache, …)
+    are no part of it; they are listed.
     """
     check_snapshot_files(directory)
     store = open_store(uri, create=True)
     snapshot = register_snapshot(store, directory)
     manifest = read_external_manifest(store, snapshot)
+    hidden = left_out(directory)
     if output == "json":
         print_json(
             {
@@ -85,9 +87,12 @@ def snapshot_command(directory: Path, uri: str, output: OutputFormat) -> None:
                 "digest": snapshot.digest,
                 "files": len(manifest.entries),
                 "bytes": manifest.total_bytes,
+                "left_out": hidden,
                 "descriptor": snapshot.to_json_object(),
             }
         )
         return
     click.echo(f"{directory}: {len(manifest.entries)} files, {human_bytes(manifest.total_bytes)}")
+    if hidden:
+        click.echo(printable(f"left out, because the name begins with a dot: {', '.join(hidden)}"))
     click.echo(f"model.digest: {snapshot.digest}")

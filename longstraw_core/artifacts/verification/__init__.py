@@ -1,0 +1,1 @@
+"""How a store is verified: reading, receipts, what they reach, chains and completeness, one module each."""
