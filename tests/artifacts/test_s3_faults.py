@@ -16,6 +16,7 @@ from longstraw_core.artifacts import find_receipt, open_store, verify_store, wri
 from longstraw_core.artifacts.files import PARTIAL_PREFIX, clear_partials
 from longstraw_core.artifacts.store import Store
 from longstraw_core.spec.errors import IntegrityError, Retryable
+from tests.artifacts.conftest import publish_run_into
 from tests.artifacts.test_kills import start, wait
 from tests.servers.fault_proxy import Fault, FaultProxy, fault_proxy
 from tests.servers.seaweedfs import S3Server
@@ -217,6 +218,42 @@ def test_two_writers_of_one_blob_both_succeed_while_a_reader_sees_it_whole_or_no
     assert sizes <= {0, len(content)}
     assert store.list_names("blobs/") == [name]
     assert store.measure(name).digest == f"sha256:{name.rpartition('/')[2]}"
+
+
+def test_a_reader_meets_no_fault_at_any_moment_while_a_run_is_published(
+    uri: str, snapshot: Path, data_file: Path, tmp_path: Path
+) -> None:
+    store = open_store(uri)
+    writer = start(lambda: publish_run_into(open_store(uri), tmp_path, snapshot, data_file, transactions=3))
+    with ThreadPoolExecutor(1) as pool:
+        ended = pool.submit(wait, writer)
+        while not ended.done():
+            assert {fault.path for fault in verify_store(store).faults} == {"runs/here"}
+    assert ended.result() == 0
+    report = verify_store(store, "demo")
+    assert (report.faults, report.receipts) == ([], 9)
+
+
+def test_a_blob_that_another_tool_stored_in_parts_is_judged_by_its_bytes_and_not_by_its_etag(
+    uri: str, proxy: FaultProxy, seaweedfs_server: S3Server
+) -> None:
+    store, client = open_store(uri), seaweedfs_server.client()
+    for harm in (b"", b"x"):
+        content = os.urandom(6 * MIB)
+        key = f"{uri.removeprefix('s3://artifacts/')}/blobs/sha256/{hashlib.sha256(content).hexdigest()}"
+        upload = client.create_multipart_upload(Bucket="artifacts", Key=key)["UploadId"]
+        parts = []
+        for number, body in enumerate((content[: 5 * MIB], harm + content[5 * MIB + len(harm) :]), start=1):
+            part = client.upload_part(Bucket="artifacts", Key=key, UploadId=upload, PartNumber=number, Body=body)
+            parts.append({"PartNumber": number, "ETag": part["ETag"]})
+        client.complete_multipart_upload(Bucket="artifacts", Key=key, UploadId=upload, MultipartUpload={"Parts": parts})
+        assert client.head_object(Bucket="artifacts", Key=key)["ETag"].endswith('-2"')
+        if harm:
+            with pytest.raises(IntegrityError, match="is corrupt: expected"):
+                store.put_blob(content, BYTES)
+        else:
+            assert store.get_bytes(store.put_blob(content, BYTES)) == content
+    assert not [line for line in proxy.requests if line.startswith(b"PUT") and b"/blobs/" in line]
 
 
 def test_a_full_disk_leaves_nothing_behind_and_the_same_command_succeeds_later(

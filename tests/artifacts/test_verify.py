@@ -4,7 +4,7 @@ import hashlib
 import json
 import os
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -19,6 +19,7 @@ from longstraw_core.artifacts import (
     verify_store,
     write_receipt,
 )
+from longstraw_core.artifacts.files import FoundFile
 from longstraw_core.spec import canonical_json
 from longstraw_core.spec.descriptors import MEDIA_TYPE_CHECKPOINT, MEDIA_TYPE_TREE
 from longstraw_core.spec.errors import IntegrityError, SpecError
@@ -562,6 +563,20 @@ def test_sealing_refuses_a_symlink_by_name(run_directory: Path) -> None:
     (run_directory / "logs" / "link").symlink_to("train.log")
     with pytest.raises(SpecError, match="logs/link is a symlink"):
         seal_directory(run_directory)
+
+
+def test_a_receipt_that_was_written_after_its_directory_was_listed_breaks_no_chain(run_directory: Path) -> None:
+    """A listing is not one moment: of a run that goes on it may show a consumer and not its producer."""
+    late = "runs/demo/0002/train/receipt.json"
+
+    class Listing(FileStore):
+        def walk(self, prefix: str = "") -> Iterator[FoundFile]:
+            yield from (found for found in super().walk(prefix) if found.path != late)
+
+    report = verify_store(Listing(run_directory / "store"))
+    assert (report.faults, report.receipts) == ([], 6)
+    (run_directory / "store" / late).unlink()
+    assert named(verify_store(Listing(run_directory / "store")), "runs/demo/0002/manifest_checkpoint/receipt.json")
 
 
 def test_a_pointer_that_is_none_is_reported_with_the_digest_of_its_bytes(run_directory: Path) -> None:

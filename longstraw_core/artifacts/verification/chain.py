@@ -28,8 +28,8 @@ class ChainCheck:
 
     def check_all(self) -> None:
         """Check every receipt that was read and not checked yet, then follow the checkpoints they started from."""
-        for place in sorted(self.receipts.known, key=lambda place: place.name):
-            if place not in self.checked:
+        while unchecked := self.receipts.known.keys() - self.checked:
+            for place in sorted(unchecked, key=lambda place: place.name):
                 self.checked.add(place)
                 self._check(place)
         self.reach.follow_parents()
@@ -62,7 +62,7 @@ class ChainCheck:
             message = f"{shown}: there is no transaction before"
             self.reader.fault("chain", place.name, "a transaction before", "none", message)
             return
-        known = self.receipts.known.get(producer)
+        known = self.receipts.look_again(producer)
         if known is None:
             message = f"{shown}: the producer's receipt {producer.name} is missing or unusable"
             self.reader.fault("chain", place.name, descriptor.digest, "no receipt", message)

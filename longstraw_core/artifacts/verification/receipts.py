@@ -35,6 +35,8 @@ class ReceiptReader:
     known: dict[ReceiptPlace, KnownReceipt] = field(default_factory=dict[ReceiptPlace, KnownReceipt])
     runs: set[str] = field(default_factory=set[str])
     """Runs whose receipts were read, or asked for."""
+    looked_for: set[ReceiptPlace] = field(default_factory=set[ReceiptPlace])
+    """Receipts that were looked for once more, or read and found unusable."""
 
     def read(self, run: str | None) -> None:
         """Read every receipt of a run, or of the store, and its signature."""
@@ -54,10 +56,20 @@ class ReceiptReader:
                 self._read_one(found.path, place, envelopes)
         self.reader.report.unreferenced.extend(envelope_name(name) for name in sorted(envelopes))
 
+    def look_again(self, place: ReceiptPlace) -> KnownReceipt | None:
+        """A receipt that a later one names but the listing did not: a run that goes on may have written both since."""
+        if place not in self.known and place not in self.looked_for:
+            self.looked_for.add(place)
+            if self.reader.store.exists(place.name):
+                signed = self.reader.store.exists(envelope_name(place.name))
+                self._read_one(place.name, place, {place.name} if signed else set())
+        return self.known.get(place)
+
     def _read_one(self, name: str, place: ReceiptPlace, envelopes: set[str]) -> None:
         content = self.reader.read(name, "a receipt")
         if content is None:
             return
+        self.looked_for.add(place)
         self.reader.report.receipts += 1
         self.reader.report.bytes += len(content)
         try:
