@@ -6,10 +6,8 @@ import warnings
 from collections.abc import Mapping
 from pathlib import Path
 
+from longstraw_core.kubeflow.submission import MAX_PARAMETER_BYTES
 from longstraw_core.spec import SpecError, TransactionSpec, canonical_json
-
-MAX_PARAMETER_BYTES = 10_000
-"""KFP's API server (2.17) refuses runs whose parameters are longer in all."""
 
 KFP_PLACEHOLDER = "{{$"
 """KFP substitutes placeholders inside parameter values; `{{$}}` stands for the whole executor input."""

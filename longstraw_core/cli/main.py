@@ -7,12 +7,15 @@ from longstraw_core.cli.commands.compile import compile_command
 from longstraw_core.cli.commands.gc import gc_command
 from longstraw_core.cli.commands.gradients import gradients_command
 from longstraw_core.cli.commands.lint import lint_command
+from longstraw_core.cli.commands.logs import logs_command
 from longstraw_core.cli.commands.model import model_group
 from longstraw_core.cli.commands.parity import parity_command
 from longstraw_core.cli.commands.rewards import rewards_group
 from longstraw_core.cli.commands.run import run_command
 from longstraw_core.cli.commands.schema import schema_command
 from longstraw_core.cli.commands.stage import stage_group
+from longstraw_core.cli.commands.status import cancel_command, status_command
+from longstraw_core.cli.commands.submit import submit_command
 from longstraw_core.cli.commands.verify import verify_command
 
 
@@ -31,6 +34,10 @@ for _command in (
     run_command,
     compile_command,
     lint_command,
+    submit_command,
+    status_command,
+    logs_command,
+    cancel_command,
     stage_group,
     verify_command,
     gc_command,

@@ -1,0 +1,267 @@
+"""`longstraw submit`, `status` and `cancel` against an HTTP fake of KFP's API server."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from click.testing import CliRunner, Result
+
+from longstraw_core.cli.main import main
+from longstraw_core.spec import sha256_digest
+from tests.servers.kubeflow_api import KubeflowApi, kubeflow_api
+
+STAGES = ("audit-data", "export-lora", "sample", "train")
+
+
+def invoke(*arguments: object, environment: dict[str, str] | None = None) -> Result:
+    return CliRunner().invoke(main, [str(argument) for argument in arguments], env=environment)
+
+
+def events(result: Result) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in result.stdout.splitlines()]
+
+
+@pytest.fixture
+def submit(cluster_spec: Path, images: Path, api: KubeflowApi) -> list[object]:
+    return ["submit", cluster_spec, "--images", images, "--endpoint", api.endpoint, "--poll-seconds", "0.05"]
+
+
+def test_a_run_is_created_from_a_version_whose_name_is_its_content(submit: list[object], api: KubeflowApi) -> None:
+    result = invoke(
+        *submit,
+        *("--pipeline-root", "s3://bucket/kfp", "--service-account", "trainer", "--experiment", "nightly"),
+        *("--run-name", "third try", "--param", "trainer_memory=512Gi", "--param", 'node_selector={"pool": "h200"}'),
+        *("-o", "json"),
+    )
+    assert result.exit_code == 0, result.output
+    (run,) = api.runs.values()
+    (version,) = api.versions.values()
+    content = api.uploads[version["pipeline_version_id"]]
+    assert version["display_name"] == sha256_digest(content).replace(":", "-")
+    assert run["pipeline_version_reference"] == {
+        "pipeline_id": version["pipeline_id"],
+        "pipeline_version_id": version["pipeline_version_id"],
+    }
+    assert run["runtime_config"] == {
+        "parameters": {"trainer_memory": "512Gi", "node_selector": {"pool": "h200"}},
+        "pipeline_root": "s3://bucket/kfp",
+    }
+    assert (run["service_account"], run["display_name"]) == ("trainer", "third try")
+    assert api.experiments[run["experiment_id"]]["display_name"] == "nightly"
+    (submitted,) = events(result)
+    assert submitted["run_id"] == run["run_id"]
+    assert submitted["url"] == f"{api.endpoint}/#/runs/details/{run['run_id']}"
+
+
+def test_the_same_content_is_uploaded_once_and_other_content_is_another_version(
+    submit: list[object], api: KubeflowApi
+) -> None:
+    for extra in ((), (), ("--set", "seed=7")):
+        assert invoke(*submit, *extra).exit_code == 0
+    assert len(api.pipelines) == 1
+    assert len(api.experiments) == 1
+    assert len(api.versions) == 2
+    assert len(api.runs) == 3
+
+
+def test_somebody_who_creates_the_same_thing_first_is_no_error(
+    submit: list[object], api: KubeflowApi, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    looked: list[str] = []
+    listed = KubeflowApi._listed
+
+    def overtaken(self: KubeflowApi, name: str, entries: dict[str, Any], query: dict[str, str]) -> dict[str, Any]:
+        answer = listed(self, name, entries, query)
+        if name == "pipelines" and not looked:
+            looked.append(name)
+            self._create_pipeline({"display_name": "longstraw"})
+        return answer
+
+    monkeypatch.setattr(KubeflowApi, "_listed", overtaken)
+    result = invoke(*submit)
+    assert result.exit_code == 0, result.output
+    assert len(api.pipelines) == 1
+
+
+def test_waiting_shows_every_change_and_ends_with_success(submit: list[object], api: KubeflowApi) -> None:
+    api.script = [
+        {"run": "RUNNING", "audit-data": "RUNNING"},
+        {"audit-data": "SUCCEEDED", "train": "PENDING"},
+        {"train": "RUNNING"},
+        {"train": "SUCCEEDED", "run": "SUCCEEDED"},
+    ]
+    result = invoke(*submit, "--wait", "-o", "json")
+    assert result.exit_code == 0, result.output
+    seen = [(event.get("task"), event["state"]) for event in events(result) if event["event"] in ("task", "run")]
+    assert seen == [
+        ("audit-data", "RUNNING"),
+        (None, "RUNNING"),
+        ("audit-data", "SUCCEEDED"),
+        ("train", "PENDING"),
+        ("train", "RUNNING"),
+        ("train", "SUCCEEDED"),
+        (None, "SUCCEEDED"),
+    ]
+
+
+@pytest.mark.parametrize("state", ["FAILED", "CANCELED", "SKIPPED"])
+def test_only_succeeded_is_success(submit: list[object], api: KubeflowApi, state: str) -> None:
+    api.script = [{"run": "RUNNING", "transaction 2/train": "RUNNING"}, {"run": state, "transaction 2/train": state}]
+    result = invoke(*submit, "--wait")
+    assert result.exit_code == 3
+    assert f"is {state}" in result.stderr
+    if state == "FAILED":
+        assert "transaction 2/train: train exited with code 3" in result.stderr
+
+
+def test_waiting_survives_a_server_that_is_away_for_a_moment(submit: list[object], api: KubeflowApi) -> None:
+    run = events(invoke(*submit, "-o", "json"))[0]["run_id"]
+    api.failures = [503, 0, 0, 0, 0, 429]
+    result = invoke("status", run, "-f", "--endpoint", api.endpoint, "--poll-seconds", "0.05")
+    assert result.exit_code == 0, result.output
+    assert api.failures == []
+
+
+def test_the_wait_can_end_before_the_run(submit: list[object], api: KubeflowApi) -> None:
+    api.script = [{"run": "RUNNING"}]
+    result = invoke(*submit, "--wait", "--timeout-minutes", "0.002")
+    assert result.exit_code == 75
+    assert "it goes on" in result.stderr
+
+
+def test_status_shows_stages_without_kfps_own_tasks(submit: list[object], api: KubeflowApi) -> None:
+    api.script = [{"run": "RUNNING", "transaction 1/sample": "SUCCEEDED", "transaction 2/sample": "RUNNING"}]
+    run = events(invoke(*submit, "-o", "json"))[0]["run_id"]
+    shown = invoke("status", run, "--endpoint", api.endpoint, "-o", "json")
+    assert shown.exit_code == 0, shown.output
+    assert {(event.get("task"), event["state"]) for event in events(shown)} == {
+        ("transaction 1", "RUNNING"),
+        ("transaction 2", "RUNNING"),
+        ("transaction 1/sample", "SUCCEEDED"),
+        ("transaction 2/sample", "RUNNING"),
+        (None, "RUNNING"),
+    }
+    table = invoke("status", run, "--endpoint", api.endpoint)
+    assert "transaction 2/sample" in table.stdout
+    assert "driver" not in table.stdout
+    assert "42.0s" in table.stdout
+
+
+def test_status_of_a_failed_run_fails(submit: list[object], api: KubeflowApi) -> None:
+    api.script = [{"run": "FAILED", "train": "FAILED"}]
+    run = events(invoke(*submit, "-o", "json"))[0]["run_id"]
+    shown = invoke("status", run, "--endpoint", api.endpoint)
+    assert shown.exit_code == 3
+    assert "train exited with code 3" in shown.stderr
+
+
+def test_cancel_ends_a_run_and_leaves_a_finished_one_alone(submit: list[object], api: KubeflowApi) -> None:
+    api.script = [{"run": "RUNNING"}]
+    run = events(invoke(*submit, "-o", "json"))[0]["run_id"]
+    cancelled = invoke("cancel", run, "--endpoint", api.endpoint, "-f", "--poll-seconds", "0.05", "-o", "json")
+    assert cancelled.exit_code == 0, cancelled.output
+    assert events(cancelled)[-1]["state"] == "CANCELED"
+    assert api.terminated == {run}
+    again = invoke("cancel", run, "--endpoint", api.endpoint)
+    assert again.exit_code == 0
+    assert sum(path.endswith(":terminate") for _, path in api.requests) == 1
+
+
+@pytest.mark.parametrize(
+    ("fields", "words"),
+    [
+        ({"model.snapshot": "model"}, "model.snapshot: model is relative"),
+        ({"data.path": "/elsewhere/rows.jsonl"}, "data.path: /elsewhere/rows.jsonl is on no volume"),
+        ({"data.path": "/data/../rows.jsonl"}, "on no volume"),
+        ({"storage.uri": "file:///tmp/store"}, "storage.uri"),
+        ({"storage.uri": "file://./store"}, "storage.uri"),
+    ],
+)
+def test_what_no_pod_would_find_is_refused_before_anything_is_sent(
+    submit: list[object], api: KubeflowApi, fields: dict[str, str], words: str
+) -> None:
+    overrides = [part for name, value in fields.items() for part in ("--set", f"{name}={value}")]
+    result = invoke(*submit, *overrides)
+    assert result.exit_code == 2
+    assert words in result.stderr
+    assert api.requests == []
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["--param", "trainer_memry=1"], "trainer_memory"),
+        (["--param", "node_selector=[]"], "is not a STRUCT"),
+        (["--param", "tolerations=x"], "is not JSON"),
+        (["--param", "run=a", "--param", "run=b"], "twice"),
+        (["--param", "run=" + "x" * 10_000], "KFP takes 10000"),
+        (["--pipeline-root", "/x"], "--pipeline-root"),
+        (["--endpoint", "localhost:8080"], "--endpoint"),
+        (["--endpoint", "http://user:word@host"], "--endpoint"),
+        (["--token-file", "/nowhere"], "--token-file"),
+    ],
+)
+def test_a_wrong_option_is_refused_before_anything_is_sent(
+    submit: list[object], api: KubeflowApi, arguments: list[str], words: str
+) -> None:
+    result = invoke(*submit, *arguments)
+    assert result.exit_code == 2
+    assert words in result.stderr
+    assert api.requests == []
+
+
+def test_a_text_parameter_stays_a_text_whatever_it_looks_like(submit: list[object], api: KubeflowApi) -> None:
+    assert invoke(*submit, "--param", "run=7e1234").exit_code == 0
+    (run,) = api.runs.values()
+    assert run["runtime_config"]["parameters"] == {"run": "7e1234"}
+
+
+def test_without_a_lock_nothing_is_submitted(
+    cluster_spec: Path, api: KubeflowApi, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("components.images.DEFAULT_IMAGE_LOCK", tmp_path / "none.json")
+    result = invoke("submit", cluster_spec, "--endpoint", api.endpoint)
+    assert result.exit_code == 2
+    assert "--images" in result.stderr
+    assert api.requests == []
+
+
+def test_a_token_is_needed_read_again_and_never_printed(submit: list[object], api: KubeflowApi, tmp_path: Path) -> None:
+    api.token = "word-1"  # noqa: S105
+    refused = invoke(*submit)
+    assert refused.exit_code == 2
+    assert "KFP_EXISTING_TOKEN" in refused.stderr
+    assert invoke(*submit, environment={"KFP_EXISTING_TOKEN": "word-1"}).exit_code == 0
+    file = tmp_path / "token"
+    file.write_text("word-1\n")
+    taken = invoke(*submit, "--token-file", file)
+    assert taken.exit_code == 0
+    assert "word-1" not in refused.output + taken.output
+
+
+def test_a_multi_user_installation_needs_a_profile(cluster_spec: Path, images: Path) -> None:
+    with kubeflow_api(multi_user=True) as api:
+        arguments = ["submit", cluster_spec, "--images", images, "--endpoint", api.endpoint]
+        refused = invoke(*arguments)
+        assert refused.exit_code == 2
+        assert "--namespace" in refused.stderr
+        assert invoke(*arguments, "-n", "team").exit_code == 0
+        assert [entry["namespace"] for entry in (*api.experiments.values(), *api.pipelines.values())] == ["team"] * 2
+
+
+def test_an_endpoint_that_nobody_serves_is_worth_another_try(cluster_spec: Path, images: Path) -> None:
+    result = invoke("submit", cluster_spec, "--images", images, "--endpoint", "http://127.0.0.1:9")
+    assert result.exit_code == 75
+    assert len(result.stderr.splitlines()) == 1
+
+
+def test_a_version_that_was_uploaded_is_what_compile_writes(
+    submit: list[object], api: KubeflowApi, cluster_spec: Path, images: Path, tmp_path: Path
+) -> None:
+    assert invoke(*submit).exit_code == 0
+    out = tmp_path / "pipeline.yaml"
+    assert invoke("compile", cluster_spec, "--images", images, "--out", out).exit_code == 0
+    assert list(api.uploads.values()) == [out.read_bytes()]
+    assert yaml.safe_load_all(out.read_bytes())
