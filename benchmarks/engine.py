@@ -93,7 +93,7 @@ def measure(what: Measurement) -> dict[str, Any]:
     )
 
     size = ModelSize()
-    model = random_policy_model(what.family, size, gradient="exact")
+    model = random_policy_model(what.family, size)
     parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
     optimizer = torch.optim.AdamW(parameters, lr=1e-4)
     conventional = what.method.startswith("conventional")

@@ -12,11 +12,13 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import peft.utils.transformers_weight_conversion as peft_conversion
 import torch
 from peft import LoraConfig, get_peft_model
 from transformers import GlmMoeDsaConfig, GlmMoeDsaForCausalLM, Qwen3_5ForCausalLM, Qwen3_5TextConfig
 
 from longstraw_core.spec.receipts import GradientMode
+from longstraw_core.spec.transaction import TargetPreset
 
 LORA_RANK = 8
 _LORA_B_STD = 0.05
@@ -58,12 +60,12 @@ class _Recipe:
     """What the oracle must know of a family."""
 
     build: Callable[[ModelSize], Any]
-    targets: tuple[str, ...]
-    """Linear modules that get LoRA."""
+    attention: tuple[str, ...]
+    """Linear modules that preset `attention` adapts."""
     state_writers: tuple[str, ...]
     """Modules whose outputs become prompt state, and nothing but prompt state does."""
-    refused_on_prompt: tuple[str, ...] = ()
-    """Targets that `response_adapter` does not allow."""
+    experts: tuple[str, ...] = ()
+    """Fused parameters of the routed experts, that preset `all` adapts too."""
 
 
 def _qwen3_5(size: ModelSize) -> Any:
@@ -138,17 +140,18 @@ def _glm_moe_dsa(size: ModelSize) -> Any:
 
 
 _GDN = ("in_proj_qkv", "in_proj_z", "in_proj_b", "in_proj_a", "out_proj")
+_MLP = ("gate_proj", "up_proj", "down_proj")
 _RECIPES = {
     "qwen3_5_text": _Recipe(
         _qwen3_5,
-        targets=("q_proj", "k_proj", "v_proj", "o_proj", *_GDN, "gate_proj", "up_proj", "down_proj"),
+        attention=("q_proj", "k_proj", "v_proj", "o_proj", *_GDN),
         state_writers=("in_proj_qkv", "in_proj_a", "in_proj_b", "k_proj", "v_proj"),
     ),
     "glm_moe_dsa": _Recipe(
         _glm_moe_dsa,
-        targets=("q_a_proj", "q_b_proj", "kv_a_proj_with_mqa", "kv_b_proj", "o_proj"),
+        attention=("q_a_proj", "q_b_proj", "kv_a_proj_with_mqa", "kv_b_proj", "o_proj"),
         state_writers=("kv_a_proj_with_mqa",),
-        refused_on_prompt=("kv_b_proj",),
+        experts=("mlp.experts.gate_up_proj", "mlp.experts.down_proj"),
     ),
 }
 
@@ -157,21 +160,27 @@ def random_policy_model(
     family: str,
     size: ModelSize,
     *,
-    gradient: GradientMode,
+    targets: TargetPreset = "all",
     seed: int = 0,
     dtype: torch.dtype = torch.float32,
 ) -> Any:
-    """Return a random model of `family` under LoRA with non-zero A and B, so that every parameter has a gradient."""
+    """Return a random model of `family` under LoRA with non-zero A and B, so that every parameter has a gradient.
+
+    `attention+mlp` adds the dense and shared-expert networks, `all` the routed experts besides.
+    """
     recipe = _RECIPES[family]
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         base = recipe.build(size).to(dtype)
-        refused = recipe.refused_on_prompt if gradient == "response_adapter" else ()
-        targets = [name for name in recipe.targets if name not in refused]
         config = LoraConfig(
-            r=LORA_RANK, lora_alpha=2 * LORA_RANK, lora_dropout=0.0, bias="none", target_modules=targets
+            r=LORA_RANK,
+            lora_alpha=2 * LORA_RANK,
+            lora_dropout=0.0,
+            bias="none",
+            target_modules=[*recipe.attention, *(() if targets == "attention" else _MLP)],
+            target_parameters=[*recipe.experts] if targets == "all" and recipe.experts else None,
         )
-        with warnings.catch_warnings():
+        with warnings.catch_warnings(), _names_as_given():
             warnings.simplefilter("ignore", FutureWarning)
             model = get_peft_model(base, config)
         with torch.no_grad():
@@ -179,6 +188,20 @@ def random_policy_model(
                 if "lora_B" in name:
                     parameter.copy_(torch.randn(parameter.shape) * _LORA_B_STD)
     return model.eval()
+
+
+@contextlib.contextmanager
+def _names_as_given() -> Iterator[None]:
+    """PEFT 0.21 reads gate/up/down_proj of a mixture model as the fused parameters of all experts; here they are not.
+
+    The dense and shared-expert networks of a mixture model have linear modules of these names, which are meant.
+    """
+    converted = peft_conversion._convert_peft_config_moe
+    peft_conversion._convert_peft_config_moe = lambda *_: None
+    try:
+        yield
+    finally:
+        peft_conversion._convert_peft_config_moe = converted
 
 
 def random_batch(
@@ -236,9 +259,9 @@ def conventional_gradients(
     cut = len(batch.prompt) - 1
     hooks: contextlib.AbstractContextManager[None] = contextlib.nullcontext()
     if gradient == "stopgrad":
-        hooks = _hooked(model, lambda name, _: name in recipe.state_writers, lambda _, __, y: _detached(y, cut))
+        hooks = _hooked(model, lambda name, _: _last(name) in recipe.state_writers, lambda _, __, y: _detached(y, cut))
     elif gradient == "response_adapter":
-        hooks = _hooked(model, lambda _, module: hasattr(module, "base_layer"), lambda m, x, y: _masked(m, x, y, cut))
+        hooks = _hooked(model, _is_adapted, lambda module, inputs, y: _masked(module, inputs, y, cut))
     model.zero_grad(set_to_none=True)
     with hooks:
         logprobs, loss = accumulate_conventional(model, batch)
@@ -264,22 +287,30 @@ def _detached(output_1TC: torch.Tensor, cut: int) -> torch.Tensor:
     return torch.cat([output_1TC[:, :cut].detach(), output_1TC[:, cut:]], 1)
 
 
-def _masked(module: Any, input_1TC: torch.Tensor, output_1TC: torch.Tensor, cut: int) -> torch.Tensor:
-    return torch.cat([module.base_layer(input_1TC[:, :cut]), output_1TC[:, cut:]], 1)
+def _last(name: str) -> str:
+    return name.rsplit(".", 1)[-1]
+
+
+def _is_adapted(name: str, module: torch.nn.Module) -> bool:
+    """Whether PEFT wrapped this; of nested wrappers (two parameters of one module) the outer one counts."""
+    return hasattr(module, "base_layer") and _last(name) != "base_layer"
+
+
+def _masked(module: Any, inputs: tuple[torch.Tensor, ...], output: torch.Tensor, cut: int) -> torch.Tensor:
+    """`output` with the base's own on the first `cut` tokens; routed experts see tokens in their first dimension."""
+    base, tokens = module.get_base_layer(), output.dim() - 2
+    on_prompt = base(*(tensor.narrow(tensor.dim() - 2, 0, cut) for tensor in inputs))
+    return torch.cat([on_prompt, output.narrow(tokens, cut, output.shape[tokens] - cut)], tokens)
 
 
 @contextlib.contextmanager
 def _hooked(
     model: Any,
     applies: Callable[[str, torch.nn.Module], bool],
-    change: Callable[[Any, torch.Tensor, torch.Tensor], torch.Tensor],
+    change: Callable[[Any, tuple[torch.Tensor, ...], torch.Tensor], torch.Tensor],
 ) -> Iterator[None]:
-    """Replace the outputs of matching modules by change(module, input, output)."""
-    handles = [
-        module.register_forward_hook(lambda module, inputs, output: change(module, inputs[0], output))
-        for name, module in model.named_modules()
-        if applies(name.rsplit(".", 1)[-1], module)
-    ]
+    """Replace the outputs of modules for which applies(full name, module) by change(module, inputs, output)."""
+    handles = [module.register_forward_hook(change) for name, module in model.named_modules() if applies(name, module)]
     try:
         yield
     finally:

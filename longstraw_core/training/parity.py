@@ -10,7 +10,7 @@ import torch
 
 from longstraw_core.engine.policy import Policy
 from longstraw_core.spec.receipts import GradientMode
-from longstraw_core.spec.transaction import LayoutSpec
+from longstraw_core.spec.transaction import LayoutSpec, TargetPreset
 from longstraw_core.training.conventional import (
     ConventionalBatch,
     ConventionalGradients,
@@ -26,8 +26,8 @@ MAX_RELATIVE_L2 = 2e-5
 MAX_WORST_PARAMETER = 5e-5
 BFLOAT16_MARGIN = 1.1
 """bf16: the engine's error against fp32 may be this multiple of conventional bf16's: both are rounding noise."""
-_NEGLIGIBLE = 1e-7
-_NEGLIGIBLE_ERROR = 1e-6
+SMALLEST_SHARE = 1e-3
+"""A parameter with less than this share of the whole gradient's norm is judged against this share."""
 
 
 @dataclass(frozen=True)
@@ -45,6 +45,7 @@ class ParityCase:
     dtype: str
     checkpoint_layers: bool
     device: str
+    targets: TargetPreset = "all"
 
 
 @dataclass(frozen=True)
@@ -182,26 +183,34 @@ def by_kind(ours: dict[str, torch.Tensor], reference: dict[str, torch.Tensor]) -
     """Compare per kind of module (`q_proj`, …), all layers together."""
     kinds: dict[str, list[str]] = {}
     for key in ours:
-        kinds.setdefault(key.split(".lora_")[0].rsplit(".", 1)[-1], []).append(key)
+        kinds.setdefault(_kind(key), []).append(key)
     return tuple(agreement(kind, ours, reference, names) for kind, names in sorted(kinds.items()))
 
 
-def worst_parameter(ours: dict[str, torch.Tensor], reference: dict[str, torch.Tensor]) -> Agreement:
-    """The parameter with the largest relative error.
+def _kind(key: str) -> str:
+    """Last name of the adapted module; of nested wrappers of the experts, `experts` and `experts.base_layer`."""
+    path = key.split(".lora_")[0].split(".")
+    return ".".join(path[-2:]) if path[-1] == "base_layer" else path[-1]
 
-    A parameter whose true gradient is zero to fp32 (the key of a token that attends only to itself) has no relative
-    error; it must have none to 1e-6 of the whole gradient, else it is the worst with an infinite error.
+
+def worst_parameter(ours: dict[str, torch.Tensor], reference: dict[str, torch.Tensor]) -> Agreement:
+    """The parameter with the largest error, relative to its own norm or `SMALLEST_SHARE` of the whole gradient's.
+
+    The share is what makes the figure mean something for parameters that hardly have a gradient: `in_proj_a` of a
+    prompt of two tokens has 3e-4 of the whole norm, the key of a token that attends only to itself none, and both
+    have the rounding (some 1e-8 of the whole) of sums over far larger terms. A summand that is lost anywhere still
+    fails the gate as long as it is 5e-8 of the whole gradient.
     """
     if ours.keys() != reference.keys():
         raise AssertionError(f"parameters differ: {sorted(ours.keys() ^ reference.keys())}")
-    whole = sum(float(value.double().pow(2).sum()) for value in reference.values()) ** 0.5
+    smallest = SMALLEST_SHARE * sum(float(value.double().pow(2).sum()) for value in reference.values()) ** 0.5
     worst = Agreement("none", 0, 1.0, 0.0)
     for key, true in reference.items():
         found = agreement(key, ours, reference, [key])
-        if float(true.double().norm()) <= _NEGLIGIBLE * whole:
+        norm = float(true.double().norm())
+        if norm < smallest:
             error = float((ours[key].double() - true.double()).norm())
-            relative = math.inf if error > _NEGLIGIBLE_ERROR * whole else 0.0
-            found = Agreement(key, 1, found.cosine, relative)
+            found = Agreement(key, 1, found.cosine, error / smallest)
         if math.isnan(found.relative_l2):
             found = Agreement(key, 1, found.cosine, math.inf)
         if found.relative_l2 > worst.relative_l2:
@@ -215,7 +224,7 @@ def _logprob_error(ours: Sequence[torch.Tensor], reference: ConventionalGradient
 
 def _model(case: ParityCase, dtype: torch.dtype) -> Any:
     size = ModelSize(layers=case.layers, positions=max(4096, case.prompt_tokens + max(case.response_tokens)))
-    model = random_policy_model(case.family, size, gradient=case.gradient, seed=case.seed, dtype=dtype)
+    model = random_policy_model(case.family, size, targets=case.targets, seed=case.seed, dtype=dtype)
     return model.to(case.device)
 
 

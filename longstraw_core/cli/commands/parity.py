@@ -8,7 +8,7 @@ from longstraw_core.cli.command import output_option, quiet_libraries, reports_e
 from longstraw_core.cli.output import OutputFormat, console, make_table, print_json
 from longstraw_core.spec import NumericError, SpecError
 from longstraw_core.spec.receipts import GradientMode
-from longstraw_core.spec.transaction import Family
+from longstraw_core.spec.transaction import Family, TargetPreset
 
 EXAMPLE = "Example: longstraw parity --family qwen3_5_text --gradient exact --prompt 127 --layers 4 --chunk 50"
 
@@ -26,6 +26,7 @@ EXAMPLE = "Example: longstraw parity --family qwen3_5_text --gradient exact --pr
 @click.option("--layers", type=click.IntRange(min=1), default=8, show_default=True)
 @click.option("--seed", type=click.IntRange(0, 2**31 - 1), default=0, show_default=True)
 @click.option("--dtype", type=click.Choice(["float32", "bfloat16"]), default="float32", show_default=True)
+@click.option("--targets", type=click.Choice(get_args(TargetPreset)), default="all", show_default=True)
 @click.option("--checkpoint-layers", is_flag=True, help="Recompute each layer in its backward.")
 @click.option("--device", default="cpu", show_default=True, help="cpu or cuda.")
 @output_option
@@ -41,6 +42,7 @@ def parity_command(
     layers: int,
     seed: int,
     dtype: str,
+    targets: TargetPreset,
     checkpoint_layers: bool,
     device: str,
     output: OutputFormat,
@@ -67,6 +69,7 @@ def parity_command(
         dtype=dtype,
         checkpoint_layers=checkpoint_layers,
         device=device,
+        targets=targets,
     )
     report = run_parity(case)
     if output == "json":
@@ -76,6 +79,7 @@ def parity_command(
                 "family": family,
                 "gradient": gradient,
                 "dtype": dtype,
+                "targets": targets,
                 "prompt": prompt,
                 "responses": list(lengths),
                 "chunk": chunk,
