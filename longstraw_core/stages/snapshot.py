@@ -11,7 +11,8 @@ MAX_SAFETENSORS_HEADER_BYTES = 100_000_000
 """The format's own limit."""
 
 _REQUIRED = ("config.json", "tokenizer.json", "tokenizer_config.json")
-_MODEL_TYPES = {"qwen3_5_text": ("qwen3_5_text",), "glm_moe_dsa": ("glm_moe_dsa",)}
+_MODEL_TYPES = {"qwen3_5_text": ("qwen3_5_text", "qwen3_5"), "glm_moe_dsa": ("glm_moe_dsa",)}
+"""`qwen3_5` is the multimodal wrapper, whose text model is loaded."""
 
 
 def read_snapshot_config(snapshot: Path) -> dict[str, Any]:

@@ -1,5 +1,7 @@
 """The engine against conventional full-sequence autograd: log-probabilities and all three gradient modes."""
 
+import contextlib
+
 import pytest
 import torch
 from peft import PeftModel
@@ -129,10 +131,12 @@ def test_exact_with_few_targets(targets: tuple[str, ...]) -> None:
     assert worst_relative_error(ours, reference) <= 5e-5
 
 
-def test_exact_at_2048_prompt_tokens_with_unequal_responses() -> None:
+@pytest.mark.parametrize("mode", ["exact", "stopgrad", "response_adapter"])
+def test_2048_prompt_tokens_with_unequal_responses(mode: GradientMode) -> None:
     model = tiny_policy_model()
     batch = random_batch(2048, [64, 2])
-    reference = full_gradients(model, batch)
-    ours, _ = engine_gradients(model, batch, "exact", 700, 256)
+    with adapter_off_on_prompt(model, 2048) if mode == "response_adapter" else contextlib.nullcontext():
+        reference = (detached_prompt_gradients if mode == "stopgrad" else full_gradients)(model, batch)
+    ours, _ = engine_gradients(model, batch, mode, 700, 256)
     assert relative_error(ours, reference) <= 2e-5
     assert worst_relative_error(ours, reference) <= 5e-5
