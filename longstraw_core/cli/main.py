@@ -10,6 +10,7 @@ from longstraw_core.cli.commands.lint import lint_command
 from longstraw_core.cli.commands.logs import logs_command
 from longstraw_core.cli.commands.model import model_group
 from longstraw_core.cli.commands.parity import parity_command
+from longstraw_core.cli.commands.plan import plan_command
 from longstraw_core.cli.commands.rewards import rewards_group
 from longstraw_core.cli.commands.run import run_command
 from longstraw_core.cli.commands.schema import schema_command
@@ -33,6 +34,7 @@ def main() -> None:
 for _command in (
     run_command,
     compile_command,
+    plan_command,
     lint_command,
     submit_command,
     status_command,

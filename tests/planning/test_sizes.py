@@ -1,0 +1,166 @@
+"""The plan's formulas against the engine's own counts and against published figures of the two large models."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from longstraw_core.engine.policy import Policy
+from longstraw_core.planning.architecture import Architecture, read_architecture
+from longstraw_core.planning.memory import Ranks, adapter_parameters, resident_state
+from longstraw_core.planning.work import layer_traffic, linear_operations, transaction_work
+from longstraw_core.spec import SpecError
+from longstraw_core.spec.receipts import GradientMode
+from longstraw_core.spec.transaction import LayoutSpec, LoraSpec
+from longstraw_core.training.conventional import ModelSize, random_policy_model
+from longstraw_core.training.lora import inject_adapter
+
+PLANS = Path(__file__).parents[2] / "examples" / "plans"
+MIB = 1 << 20
+
+
+def large(name: str) -> Architecture:
+    return read_architecture(json.loads((PLANS / name / "config.json").read_text()), name)
+
+
+def small(family: str) -> tuple[Any, Architecture]:
+    model = random_policy_model(family, ModelSize(), gradient="exact")
+    return model, read_architecture(model.get_base_model().config.to_dict(), family)
+
+
+@pytest.mark.parametrize("gradient", ["exact", "stopgrad", "response_adapter"])
+@pytest.mark.parametrize("family", ["qwen3_5_text", "glm_moe_dsa"])
+def test_the_state_is_what_the_engine_allocates(family: str, gradient: GradientMode) -> None:
+    _, architecture = small(family)
+    model = random_policy_model(family, ModelSize(), gradient=gradient)
+    for record in ("cut", "positions"):
+        layout = LayoutSpec(prompt_chunk_tokens=192, page_tokens=100, selection_record=record)
+        policy = Policy(model, layout, gradient=gradient)
+        for tokens in (1, 2, 193, 257, 258, 5000, 70_000):
+            engine = policy.state_bytes(tokens)
+            ours = resident_state(architecture, layout, gradient, 4, tokens)
+            assert (ours.pages, ours.recurrent, ours.boundaries, ours.gradient_sinks, ours.choices) == (
+                engine.pages,
+                engine.recurrent,
+                engine.boundaries,
+                engine.gradient_sinks,
+                engine.choices,
+            ), tokens
+
+
+@pytest.mark.parametrize("family", ["qwen3_5_text", "glm_moe_dsa"])
+def test_weights_are_those_of_the_model_but_for_vectors(family: str) -> None:
+    model, architecture = small(family)
+    matrices = sum(
+        parameter.numel() for name, parameter in model.named_parameters() if "lora_" not in name and parameter.dim() > 1
+    )
+    assert architecture.parameters == matrices
+
+
+@pytest.mark.parametrize("targets", ["attention", "attention+mlp", "all"])
+@pytest.mark.parametrize("family", ["qwen3_5_text", "glm_moe_dsa"])
+def test_the_adapter_has_as_many_parameters_as_peft_makes(family: str, targets: Any) -> None:
+    from longstraw_core.planning.sizing import PRESETS
+
+    wrapped, architecture = small(family)
+    model = inject_adapter(wrapped.unload(), LoraSpec(rank=4, targets=targets), seed=0)
+    trained = sum(parameter.numel() for parameter in model.parameters() if parameter.requires_grad)
+    assert adapter_parameters(architecture, PRESETS[targets], 4) == trained
+
+
+def test_the_large_models_have_their_published_sizes() -> None:
+    hybrid, mixture = large("qwen3.6-27b"), large("glm-5.2")
+    assert hybrid.parameters == pytest.approx(27e9, rel=0.01)
+    assert mixture.parameters == pytest.approx(743e9, rel=0.01)  # 753B with the layer that only predicts ahead
+    state = resident_state(hybrid, LayoutSpec(), "stopgrad", 2, 1 + (1 << 20))
+    assert state.pages == 65_536 << 20
+    assert state.recurrent == 48 * (3 * MIB + 3 * 10_240 * 2)
+    latents = resident_state(mixture, LayoutSpec(), "stopgrad", 2, 1 + (1 << 20))
+    assert latents.pages == 95_232 << 20
+
+
+def mib(name: str, kind: str, tokens: int, prefix: float) -> tuple[float, float]:
+    layer = next(layer for layer in large(name).layers if type(layer.mixer).__name__ == kind)
+    forward, backward = layer_traffic(layer, tokens, prefix, Ranks(8, 1), 2)
+    return forward / MIB, backward / MIB
+
+
+def test_traffic_is_what_a_byte_meter_counted() -> None:
+    """Figures of a distributed prototype: MiB per rank and layer at eight ranks, segments of 8192 tokens."""
+    far = 1e9
+    assert mib("qwen3.6-27b", "FullAttention", 8192, far) == pytest.approx((253, 421), rel=0.01)
+    assert mib("qwen3.6-27b", "FullAttention", 2048, far) == pytest.approx((63, 105), rel=0.01)
+    assert mib("qwen3.6-27b", "GatedDelta", 8192, far) == pytest.approx((28, 28), rel=0.01)
+    index = 169
+    forward, backward = mib("glm-5.2", "LatentAttention", 8192, far)
+    assert (forward - index, backward) == pytest.approx((1402, 2410), rel=0.01)
+    # gathering the latents of a short prefix is cheaper than sending queries
+    forward, _ = mib("glm-5.2", "LatentAttention", 8192, 131_072 - 8192)
+    assert forward - index == pytest.approx(126, rel=0.01)
+
+
+def test_one_rank_sends_nothing() -> None:
+    work = transaction_work(
+        large("qwen3.6-27b"),
+        Ranks(),
+        gradient="exact",
+        element=2,
+        chunk_tokens=2048,
+        checkpoint_layers=False,
+        prompt_tokens=10_000,
+        response_tokens=100,
+        group=2,
+    )
+    assert work.traffic == 0.0
+
+
+@pytest.mark.parametrize("family", ["qwen3_5_text", "glm_moe_dsa"])
+def test_operations_of_the_projections_are_what_torch_counts(family: str) -> None:
+    import torch
+    from torch.utils.flop_counter import FlopCounterMode
+
+    model, architecture = small(family)
+    base, tokens = model.unload(), 64
+    counter = FlopCounterMode(display=False)
+    with counter, torch.no_grad():
+        base(input_ids=torch.randint(2, 500, (1, tokens)), use_cache=False, logits_to_keep=1)
+    layers = sum(linear_operations(layer) for layer in architecture.layers) * tokens
+    attention = layers * 0.5  # at 64 tokens the products over the context are a small share
+    assert 0.75 * layers <= counter.get_total_flops() <= layers + attention
+
+
+def test_modes_cost_what_the_concept_says() -> None:
+    def work(gradient: GradientMode, group: int) -> Any:
+        return transaction_work(
+            large("qwen3.6-27b"),
+            Ranks(8, 1),
+            gradient=gradient,
+            element=2,
+            chunk_tokens=8192,
+            checkpoint_layers=False,
+            prompt_tokens=100_000,
+            response_tokens=1000,
+            group=group,
+        )
+
+    assert work("stopgrad", 8).sweep == 0.0
+    assert work("stopgrad", 8).capture == work("exact", 2).capture
+    assert work("exact", 8).replay == 4 * work("exact", 2).replay
+    assert 2.0 <= work("exact", 8).sweep / work("exact", 8).capture <= 3.5
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"model_type": "llama"}, "model_type 'llama'"),
+        ({"hidden_size": "5120"}, "hidden_size is '5120'"),
+        ({"num_attention_heads": None}, "num_attention_heads"),
+        ({"layer_types": ["full_attention"]}, "layer_types"),
+    ],
+)
+def test_a_configuration_that_cannot_be_read_is_refused(change: dict[str, Any], words: str) -> None:
+    config = json.loads((PLANS / "qwen3.6-27b" / "config.json").read_text()) | change
+    with pytest.raises(SpecError, match=r"config\.json") as refused:
+        read_architecture(config, "config.json")
+    assert words in str(refused.value)
