@@ -11,12 +11,13 @@ from types import TracebackType
 from typing import Any
 
 from longstraw_core.rewards.math_answers import normal_form
+from longstraw_core.rewards.math_answers.cleaning import clean
 from longstraw_core.rewards.math_answers.comparison import same_answer
-from longstraw_core.rewards.math_answers.expression import symbols_of
-from longstraw_core.rewards.math_answers.extraction import AnswerFormat, final_answer
+from longstraw_core.rewards.math_answers.extraction import AnswerFormat, FinalAnswer, final_answer
 from longstraw_core.rewards.math_answers.limits import MAX_CANDIDATES, OverLimit, Unreadable
-from longstraw_core.rewards.math_answers.reading import Reading, read_answer, read_truth, without_unit
-from longstraw_core.rewards.math_answers.tokens import clean
+from longstraw_core.rewards.math_answers.quantities import comparisons, same_choice
+from longstraw_core.rewards.math_answers.reading import Reading, StatesAnother, read_answer, read_truth
+from longstraw_core.rewards.math_answers.words import has_words, normalised_words
 from longstraw_core.rewards.verdict import Verdict, VerdictStatus
 from longstraw_core.rewards.workers import WorkerPool
 
@@ -26,11 +27,13 @@ SHOWN_CHARACTERS = 200
 MAX_LIBRARY_LITERAL = 10_000
 """Largest number in a text that is handed to the library: it would try to compute sums and powers of any size."""
 
-_NOT_FOR_LIBRARY = re.compile(r"(?<![\\A-Za-z{])[A-Za-z]{4,}|_{2}|[\"'`#@?]")
-"""Words and program text."""
+_NOT_FOR_LIBRARY = re.compile(r"_{2}|[\"'`#@?]|\.\.|\\[lc]?dots(?![A-Za-z])|[\x00-\x1f]")
+"""Program text, and lists that go on."""
 _ENDLESS = re.compile(r"\\(?:sum|prod|i*nt|oint|lim)(?![A-Za-z])")
 """What a response could make the library compute for as long as it likes; done only where the ground truth does it."""
-_MEANINGLESS_BLANK = re.compile(r"\s+(?![0-9A-Za-z.])|(?<![0-9A-Za-z.])\s+")
+_MEANINGLESS_BLANK = re.compile(r"\s+(?![0-9A-Za-z.])|(?<![0-9A-Za-z.,])\s+")
+Pair = tuple[str, str, bool]
+"""A stated value, a ground truth, and whether the value is the whole response."""
 
 
 @dataclass(frozen=True)
@@ -52,7 +55,7 @@ class MathScorer:
     ) -> None:
         self._format: AnswerFormat = answer_format
         self._pool = WorkerPool(("math",), deadline_seconds=deadline_seconds, workers=workers)
-        self._decided: dict[tuple[str, str], _Decision] = {}
+        self._decided: dict[Pair, _Decision] = {}
         self._truths: dict[str, Reading | str] = {}
 
     @property
@@ -79,38 +82,49 @@ class MathScorer:
 
     def judge(self, pairs: Sequence[tuple[str, str]]) -> list[Verdict]:
         """Return the verdict on every (response, ground truth), in order."""
-        stated: list[tuple[Verdict | None, tuple[str, ...], str]] = []
-        wanted: dict[tuple[str, str], None] = {}
+        stated: list[Verdict | FinalAnswer] = []
+        wanted: dict[Pair, None] = {}
         for response, ground_truth in pairs:
             problem = self.truth_problem(ground_truth)
             if problem is not None:
-                stated.append((Verdict(-1.0, False, "bad_row", None, f"{RULE}:bad_truth"), (), ""))
+                stated.append(Verdict(-1.0, False, "bad_row", None, f"{RULE}:bad_truth"))
                 continue
             answer = final_answer(response, self._format)
             if not answer.values:
-                stated.append((Verdict(-1.0, False, "no_answer", None, f"{RULE}:{answer.rule}"), (), ""))
+                stated.append(Verdict(-1.0, False, "no_answer", None, f"{RULE}:{answer.rule}"))
                 continue
             if len(answer.values) > MAX_CANDIDATES:
                 shown = _shown("; ".join(answer.values))
-                stated.append((Verdict(-1.0, False, "ok", shown, f"{RULE}:several_values"), (), ""))
+                stated.append(Verdict(-1.0, False, "ok", shown, f"{RULE}:several_values"))
                 continue
-            stated.append((None, answer.values, answer.rule))
-            for value in answer.values:
-                wanted.setdefault((value if answer.rule != "whole_text" else "\0" + value, ground_truth))
+            stated.append(answer)
+            for value in self._to_compare(answer, ground_truth):
+                wanted.setdefault((value, ground_truth, answer.rule == "whole_text"))
         self._decide([pair for pair in wanted if pair not in self._decided])
         return [
-            verdict or self._verdict(values, ground_truth, bare=found == "whole_text")
-            for (verdict, values, found), (_, ground_truth) in zip(stated, pairs, strict=True)
+            found if isinstance(found, Verdict) else self._verdict(found, ground_truth)
+            for found, (_, ground_truth) in zip(stated, pairs, strict=True)
         ]
 
-    def _verdict(self, values: tuple[str, ...], ground_truth: str, *, bare: bool) -> Verdict:
-        decisions = [self._decided[("\0" + value if bare else value, ground_truth)] for value in values]
-        extracted = _shown("; ".join(_readable(value) for value in values))
-        wrong = [decision for decision in decisions if not decision.correct]
-        if not wrong:
-            first = decisions[0]
+    def _to_compare(self, answer: FinalAnswer, ground_truth: str) -> list[str]:
+        """The stated values; and as one list, when the ground truth is a list of as many."""
+        truth = self._truth(ground_truth)
+        values = list(answer.values)
+        node = truth.node if isinstance(truth, Reading) and len(values) > 1 else None
+        if node is not None and node.operation == "list" and node.name in ("", "{}") and len(node.parts) == len(values):
+            values.append(" , ".join(f"${value}$" for value in map(_readable, answer.values)))
+        return values
+
+    def _verdict(self, answer: FinalAnswer, ground_truth: str) -> Verdict:
+        bare = answer.rule == "whole_text"
+        decisions = [self._decided[value, ground_truth, bare] for value in self._to_compare(answer, ground_truth)]
+        extracted = _shown("; ".join(_readable(value) for value in answer.values))
+        alone, together = decisions[: len(answer.values)], decisions[len(answer.values) :]
+        wrong = [decision for decision in alone if not decision.correct]
+        if not wrong or (together and together[0].correct):
+            first = together[0] if wrong else alone[0]
             return Verdict(1.0, True, "ok", extracted, f"{RULE}:{first.rule}", first.canonical)
-        if len(decisions) > 1:
+        if len(alone) > 1:
             return Verdict(-1.0, False, "ok", extracted, f"{RULE}:several_values")
         only = wrong[0]
         return Verdict(-1.0, False, only.status, extracted, f"{RULE}:{only.rule}", only.canonical)
@@ -156,17 +170,18 @@ class MathScorer:
         (outcome,) = self._pool.run([{"reads": text}])
         return not isinstance(outcome, str) and bool(outcome.get("reads"))
 
-    def _decide(self, pairs: list[tuple[str, str]]) -> None:
+    def _decide(self, pairs: list[Pair]) -> None:
         """Decide pairs of texts: at once where exact arithmetic can, the rest by the workers."""
-        left: dict[tuple[str, str], tuple[str, str]] = {}
-        for value, ground_truth in pairs:
+        left: dict[Pair, tuple[str, str]] = {}
+        for pair in pairs:
+            value, ground_truth, bare = pair
             truth = self._truth(ground_truth)
             if isinstance(truth, str):
                 raise AssertionError("bad truths are sorted out before")
-            decision = _decided_here(value.lstrip("\0"), truth, bare=value.startswith("\0"))
-            self._decided[(value, ground_truth)] = decision
+            decision = _decided_here(value, truth, bare=bare)
+            self._decided[pair] = decision
             if decision.open is not None:
-                left[(value, ground_truth)] = decision.open
+                left[pair] = decision.open
         questions = list(dict.fromkeys(left.values()))
         outcomes = self._pool.run([{"truth": truth, "answer": answer} for truth, answer in questions])
         answered = dict(zip(questions, outcomes, strict=True))
@@ -179,24 +194,39 @@ def _decided_here(value: str, truth: Reading, *, bare: bool) -> _Decision:
         answer = read_truth(value) if bare else read_answer(value)
     except OverLimit:
         return _Decision(False, "timeout", "over_limit")
+    except StatesAnother:
+        return _Decision(False, "no_answer", "another_value")
     except Unreadable:
         return _undecided_text(value, truth)
-    if _compact(answer.text) == _compact(truth.text) or (answer.node is not None and answer.node == truth.node):
+    if answer.text == truth.text or (
+        answer.node is not None and answer.node == truth.node and answer.unit == truth.unit and not answer.approximate
+    ):
         rule = "same_form" if answer.node is None or truth.node is None else _rule_of(answer, truth)
         rule = rule if rule in ("integer", "rational") else "same_form"
         return _Decision(True, "ok", rule, canonical_text(answer))
+    if same_choice(truth, answer):
+        return _Decision(True, "ok", "choice", canonical_text(answer))
     if answer.node is None or truth.node is None:
-        return _words(answer, truth)
+        return _words(answer, truth, bare=bare)
     canonical = canonical_text(answer)
+    if answer.approximate and not truth.approximate:
+        return _Decision(False, "ok", "approximate", canonical)
+    return _compared(answer, truth, canonical)
+
+
+def _compared(answer: Reading, truth: Reading, canonical: str) -> _Decision:
+    if truth.node is None or answer.node is None:
+        raise AssertionError("words are compared before")
+    pairs = comparisons(truth, answer)
+    if not pairs:
+        return _Decision(False, "ok", "unit", canonical)
     try:
-        for ours, wanted in _pairings(answer, truth):
-            if ours.node is None or wanted.node is None:
-                continue
-            outcome = same_answer(wanted.node, ours.node)
+        for pair in pairs:
+            outcome = same_answer(pair.truth, pair.answer)
             if outcome:
-                return _Decision(True, "ok", _rule_of(ours, wanted), canonical_text(ours))
+                return _Decision(True, "ok", _rule_of(answer, truth), canonical)
             if outcome is None:
-                return _Decision(False, "timeout", "undecided", canonical_text(ours), (wanted.text, ours.text))
+                return _Decision(False, "timeout", "undecided", canonical, (pair.truth_text, pair.answer_text))
     except OverLimit:
         return _Decision(False, "timeout", "over_limit", canonical)
     except Unreadable:
@@ -205,29 +235,16 @@ def _decided_here(value: str, truth: Reading, *, bare: bool) -> _Decision:
     return _Decision(False, "ok", "several_values" if several else _rule_of(answer, truth), canonical)
 
 
-def _pairings(answer: Reading, truth: Reading) -> list[tuple[Reading, Reading]]:
-    """The readings to compare: as written, and without the unit that only one side has."""
-    pairs = [(answer, truth)]
-    if answer.node is None or truth.node is None:
-        return pairs
-    theirs, ours = symbols_of(answer.node), symbols_of(truth.node)
-    try:
-        if not ours and theirs and (bare := without_unit(answer.text)) is not None:
-            pairs.append((bare, truth))
-        if ours and not theirs and not answer.unit and (bare := without_unit(truth.text)) is not None:
-            pairs.append((answer, bare))
-    except Unreadable:
-        pass
-    return pairs
-
-
-def _words(answer: Reading, truth: Reading) -> _Decision:
+def _words(answer: Reading, truth: Reading, *, bare: bool) -> _Decision:
     if truth.words is None:
+        if answer.words is not None and (bare or truth.node is None):
+            return _Decision(False, "no_answer", "unreadable")
+        if answer.words is not None:
+            return _Decision(False, "ok", "text", answer.words)
         # the truth is beyond the grammar or the limits
         return _undecided_text(answer.text, truth)
-    if answer.words is None:
-        return _Decision(False, "ok", "text", canonical_text(answer))
-    return _Decision(answer.words == truth.words, "ok", "text", answer.words)
+    found = {answer.words, *answer.also, normalised_words(answer.text)}
+    return _Decision(truth.words in found, "ok", "text", answer.words or canonical_text(answer))
 
 
 def _undecided_text(value: str, truth: Reading) -> _Decision:
@@ -255,6 +272,8 @@ def _for_library(text: str, *, needs_command: bool = True) -> bool:
         OverLimit: it may, but for a number so large that the library would try to compute with it for minutes.
     """
     if len(text) > 400 or (needs_command and "\\" not in text) or _NOT_FOR_LIBRARY.search(text) or text.count("^") > 8:
+        return False
+    if has_words(text):
         return False
     depth = deepest = 0
     for character in text:
@@ -300,7 +319,7 @@ def _rational(reading: Reading) -> Any:
 
 def canonical_text(reading: Reading) -> str:
     """Return the value for people: a fraction in lowest terms when it is rational, else the cleaned text."""
-    value = _rational(reading)
+    value = None if reading.unit is not None and reading.unit.powers else _rational(reading)
     if value is None or max(value.numerator.bit_length(), value.denominator.bit_length()) > 600:
         return _shown(reading.text)
     return str(value)

@@ -28,7 +28,7 @@ CASES: list[tuple[str, tuple[str, ...]]] = [
     ("\\boxed{4}. So it is \\boxed{4}", ("4",)),
     ("\\boxed{\\boxed{7}}", ("\\boxed{7}",)),
     ("Answer: \\boxed{25}\\%", ("25\\%",)),
-    ("Answer: 3 or \\boxed{4}", ("3 or", "4", "")),
+    ("Answer: 3 or \\boxed{4}", ("3 or (4)",)),
     ("<think>Answer: 3</think>\n\nAnswer: 8", ("8",)),
     ("no opening tag</think>Answer: 8", ("8",)),
     ("42", ("42",)),

@@ -7,8 +7,9 @@ from collections.abc import Callable, Iterable, Sequence
 from itertools import product as combinations
 
 from longstraw_core.rewards.math_answers import normal_form
-from longstraw_core.rewards.math_answers.expression import INFINITY, Node, symbols_of
+from longstraw_core.rewards.math_answers.expression import INFINITY, NUMBER_SETS, Node, symbols_of
 from longstraw_core.rewards.math_answers.limits import MAX_VALUES, OverLimit, Unreadable
+from longstraw_core.rewards.math_answers.real_sets import real_set, same_set
 
 Outcome = bool | None
 ScalarTest = Callable[[Node, Node], Outcome]
@@ -35,6 +36,12 @@ class _Comparison:
 
     def same(self, truth: Node, answer: Node) -> Outcome:
         truth, answer = _expanded(truth), _expanded(answer)
+        if "congruence" in (truth.operation, answer.operation):
+            return self._congruences(truth, answer)
+        if _needs_sets(truth) or _needs_sets(answer):
+            outcome = _as_real_sets(truth, answer)
+            if outcome is not None:
+                return outcome
         if truth.operation == "relation" and answer.operation == "relation":
             return self._relations(truth, answer)
         if truth.operation == "relation":
@@ -47,11 +54,16 @@ class _Comparison:
             interval = _interval(answer)
             if interval is not None:
                 return self.same(truth, interval) if _is_set(truth) else False
-            return _all(self._plain(truth, part) for part in _unnamed(answer))
+            stripped = _unnamed(answer)
+            return bool(stripped) and _all(self._plain(truth, part) for part in stripped)
         return self._plain(truth, answer)
 
     def _plain(self, truth: Node, answer: Node) -> Outcome:
         truth, answer = _expanded(truth), _expanded(answer)
+        if truth.name in NUMBER_SETS or answer.name in NUMBER_SETS:
+            return truth == answer
+        if truth.operation == "set_builder" or answer.operation == "set_builder":
+            return self._same_parts(truth, answer)
         if truth.operation == "set_operation" or answer.operation == "set_operation":
             return self._set_operations(truth, answer)
         if truth.operation == "matrix" or answer.operation == "matrix":
@@ -62,6 +74,25 @@ class _Comparison:
             return _infinite(truth) == _infinite(answer)
         return self._same_scalar(truth, answer)
 
+    def _same_parts(self, truth: Node, answer: Node) -> Outcome:
+        if truth.operation != answer.operation or len(truth.parts) != len(answer.parts):
+            return False
+        return _all(self.same(left, right) for left, right in zip(truth.parts, answer.parts, strict=True))
+
+    def _congruences(self, truth: Node, answer: Node) -> Outcome:
+        """Compare residues; one that is stated without its modulus must be the same number."""
+        residues = [node.parts[0] if node.operation == "congruence" else node for node in (truth, answer)]
+        if truth.operation != answer.operation:
+            return self.same(residues[0], residues[1])
+        if (same_modulus := self.same(truth.parts[1], answer.parts[1])) is not True:
+            return same_modulus
+        values = [_unnamed(node)[-1:] if node.operation == "relation" else (node,) for node in residues]
+        if not (values[0] and values[1]):
+            return False
+        difference = Node("add", (values[0][0], Node("negate", (values[1][0],))))
+        quotient = normal_form.evaluate(Node("divide", (difference, truth.parts[1]))).rational
+        return quotient is not None and quotient.denominator == 1
+
     def _relations(self, truth: Node, answer: Node) -> Outcome:
         if truth.name == answer.name == "=" and len(truth.parts) == len(answer.parts) == 2:
             if truth.parts[0] == answer.parts[0]:
@@ -70,6 +101,10 @@ class _Comparison:
                 return normal_form.proportional(_difference(truth), _difference(answer))
             except Unreadable:
                 pass
+        if set(truth.name.split(" ")) | set(answer.name.split(" ")) <= {"<", ">", "\\le", "\\ge", "\\in"}:
+            outcome = _as_real_sets(truth, answer)
+            if outcome is not None:
+                return outcome
         first, second = _interval(truth), _interval(answer)
         if first is not None and second is not None:
             return self.same(first, second)
@@ -77,13 +112,16 @@ class _Comparison:
             stripped = _unnamed(answer)
             if truth.name == "=":
                 (*_, wanted) = truth.parts
-                return _all(self.same(wanted, part) for part in stripped)
+                return bool(stripped) and _all(self.same(wanted, part) for part in stripped)
             return False
         if truth.name == answer.name:
             return _all(self.same(left, right) for left, right in zip(truth.parts, answer.parts, strict=True))
         return False
 
     def _lists(self, truth: Node, answer: Node) -> Outcome:
+        truth, answer = _quotient(truth), _quotient(answer)
+        if truth.operation != "list" and answer.operation != "list":
+            return self._plain(truth, answer)
         if truth.operation != "list":
             # several values for one: right only if each of them is the one (`1/2, 0.5`)
             return (
@@ -215,15 +253,45 @@ def _unnamed(relation: Node) -> tuple[Node, ...]:
         parts = parts[: signs.index("\\approx") + 1]
     if set(signs) - {"=", "\\in", "\\approx"}:
         return (relation,)
-    if len(parts) > 1 and symbols_of(parts[0]) and (_is_name(parts[0]) or _states_constant(parts)):
+    if len(parts) > 1 and (_is_name(parts[0]) or (symbols_of(parts[0]) and _states_constant(parts))):
         parts = parts[1:]
     return tuple(parts)
 
 
+def _quotient(node: Node) -> Node:
+    """Write the ratio `3:4` as the quotient that it is."""
+    return (
+        Node("divide", node.parts) if node.operation == "list" and node.name == ":" and len(node.parts) == 2 else node
+    )
+
+
+def _needs_sets(node: Node) -> bool:
+    """Whether a node is a set that has several notations."""
+    if node.operation == "relation":
+        return "\\ne" in node.name.split(" ") or ("\\in" in node.name.split(" ") and _needs_sets(node.parts[-1]))
+    if node.operation == "list" and node.name == "" and node.parts:
+        return all(part.operation == "relation" for part in node.parts) and any(
+            set(part.name.split(" ")) - {"="} for part in node.parts
+        )
+    return node.operation in ("set_operation", "set_builder") or node.name == "\\Reals"
+
+
+def _as_real_sets(truth: Node, answer: Node) -> Outcome:
+    try:
+        first, second = real_set(truth), real_set(answer)
+        return None if first is None or second is None else same_set(first, second)
+    except Unreadable:
+        return None
+
+
 def _is_name(node: Node) -> bool:
-    if node.operation == "symbol" or (node.operation == "function" and node.name.startswith("call ")):
-        return True
-    return node.operation in ("add", "multiply") and all(part.operation == "symbol" for part in node.parts)
+    if node.operation == "symbol":
+        return bool(symbols_of(node)) or node.name in ("e", "i")
+    if node.operation == "function":
+        return node.name.startswith("call ") or (node.name == "abs" and bool(symbols_of(node)))
+    return node.operation in ("add", "multiply") and all(
+        bool(symbols_of(part)) and part.operation == "symbol" for part in node.parts
+    )
 
 
 def _states_constant(parts: list[Node]) -> bool:
@@ -275,7 +343,7 @@ def _flipped(sign: str) -> str:
 
 
 def _is_set(node: Node) -> bool:
-    return node.operation in ("list", "set_operation")
+    return node.operation in ("list", "set_operation", "set_builder") or node.name == "\\Reals"
 
 
 def _infinite(node: Node) -> int:
@@ -298,6 +366,8 @@ def _pieces(node: Node) -> list[Node]:
 
 def _rows(node: Node) -> list[list[Node]] | None:
     if node.operation == "matrix":
+        return [list(row.parts) for row in node.parts]
+    if node.operation == "list" and node.name == "[]" and node.parts and all(part.name == "[]" for part in node.parts):
         return [list(row.parts) for row in node.parts]
     return [list(node.parts)] if node.operation == "list" and node.name in ("()", "[]") else None
 

@@ -13,6 +13,8 @@ Operation = Literal[
     "set_operation",  # name: cup, cap, setminus
     "relation",  # name: the relation signs, separated by blanks
     "matrix",  # rows are lists
+    "congruence",  # a value or a relation, and the modulus
+    "set_builder",  # variable, domain, conditions
 ]  # fmt: skip
 
 
@@ -27,6 +29,9 @@ class Node:
 
 
 INFINITY = Node("symbol", name="\\infty")
+NUMBER_SETS = frozenset(("\\Reals", "\\Integers", "\\Naturals", "\\Rationals", "\\Complexes"))
+"""Names of the standard sets of numbers."""
+_CONSTANTS = frozenset(("\\pi", "e", "i", "\\infty", *NUMBER_SETS))
 
 
 def number(value: int | Fraction) -> Node:
@@ -41,6 +46,6 @@ def symbols_of(node: Node) -> frozenset[str]:
     while waiting:
         current = waiting.pop()
         waiting.extend(current.parts)
-        if current.operation == "symbol" and current.name not in ("\\pi", "e", "i", "\\infty"):
+        if current.operation == "symbol" and current.name not in _CONSTANTS:
             found.add(current.name)
     return frozenset(found)

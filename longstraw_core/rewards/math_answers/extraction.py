@@ -10,6 +10,7 @@ import re
 from dataclasses import dataclass
 from typing import Literal
 
+from longstraw_core.rewards.math_answers.boxes import Box, find_boxes, stated_by
 from longstraw_core.rewards.math_answers.limits import MAX_CANDIDATES
 
 AnswerFormat = Literal["any", "label", "box"]
@@ -19,19 +20,21 @@ _SPECIAL_TOKEN = re.compile(r"<[|｜][^|｜<>\n]{1,48}[|｜]>|</?s>|<(?:eos|bos|
 _LABEL_WORDS = ("nswer", "NSWER", "答案")
 """Searched for as plain text, which is many times faster than a pattern; `a` or `A` stands before the first two."""
 _BEFORE = re.compile(r"(?:[Ff]inal|FINAL|最终)\s{0,4}$")
-_COLON_AFTER = re.compile(r"[*_`\s]{0,8}(?:\([^()\n]{0,40}\)[*_`\s]{0,4})?[:：][*_`]{0,4}")
+_COLON_AFTER = re.compile(r"[*_`\s]{0,8}(?:\([^()\n]{0,40}\)[*_`\s]{0,4})?[:：][*_`]{0,4}~?(?:\s{0,2}\})?")
 _HEADING_BEFORE = re.compile(r"(?:^|\n)[ \t]{0,8}[#*_]{1,6}[ \t]{0,4}$")
 _HEADING_AFTER = re.compile(r"[ \t*_#]{0,8}(?=\n|$)")
 _VERB_AFTER = re.compile(r"\s{1,4}(?:is|equals)(?![A-Za-z])\s{0,4}:?|[是为]")
-_BRACE = re.compile(r"\\(?:boxed|fbox)\s{0,4}\{|\\[\\{}]|[{}]")
-_PERCENT_AFTER = re.compile(r"\s{0,4}\\?%")
 _SENTENCE_END = re.compile(r"[.!?。]\s|\n")
 _CONNECTING = re.compile(
     r"(?:[\s,;.:$*_`&|\-–—+/。，、；]|\\[()\[\],;!: ]|\\(?:quad|qquad|text\{\s*(?:or|and)\s*\})|\bor\b|\band\b|或|和)*",
     re.IGNORECASE,
 )
 _CONNECTED_CHARACTERS = 80
-_HEDGE = re.compile(r"\bor\b|\band\b|[,;或和]", re.IGNORECASE)
+_BULLET = re.compile(r"[ \t]{0,8}(?:[-*•–][ \t]{1,4}|1[.)][ \t]{1,4})(?=\S)")
+_LEADS_TO_NEXT = re.compile(
+    r"[ *_`]{0,8}(?:\\text\{ ?)?(?:(?:the|my|our|so|thus|hence|final|correct) ){0,3}[ *_]{0,4}", re.IGNORECASE
+)
+_NEXT_BULLET = re.compile(r"[ \t]{0,8}(?:[-*•–]|[0-9]{1,2}[.)])[ \t]{1,4}(?=\S)")
 _MARKS = " \t\r*_`>#-–—|"
 _BLOCK_CHARACTERS = 2_400
 """Longest stretch that a label may own when its value spans lines."""
@@ -47,19 +50,18 @@ class FinalAnswer:
 
 
 @dataclass(frozen=True)
-class _Box:
-    start: int
-    end: int
-    content: str | None
-    """None: the braces never close."""
-
-
-@dataclass(frozen=True)
 class _Statement:
     start: int
     end: int
     values: tuple[str, ...]
+    boxes: tuple[Box, ...]
+    """If there are any, they state the values, and `values` is empty."""
     kind: str
+    value_start: int = 0
+
+    @property
+    def empty(self) -> bool:
+        return not self.values and not any((box.content or "").strip() for box in self.boxes)
 
 
 def final_answer(response: str, answer_format: AnswerFormat = "any") -> FinalAnswer:
@@ -69,7 +71,7 @@ def final_answer(response: str, answer_format: AnswerFormat = "any") -> FinalAns
         return FinalAnswer((), "unclosed_think")
     if any(mark in text for mark in ("<|", "<｜", "</s>", "<s>", "<e", "<b", "<p", "[INST", "[/INST")):
         text = _SPECIAL_TOKEN.sub("\n", text)
-    boxes = _boxes(text)
+    boxes = find_boxes(text)
     statements: list[_Statement] = []
     if answer_format != "box":
         statements += _labelled(text, boxes, _labels(text, soft=False))
@@ -85,15 +87,18 @@ def final_answer(response: str, answer_format: AnswerFormat = "any") -> FinalAns
         return FinalAnswer((), "no_statement")
     statements.sort(key=lambda statement: statement.start)
     last = statements[-1]
-    if not last.values:
+    if last.empty:
         return FinalAnswer((), "unclosed_box" if last.kind == "unclosed_box" else "empty_statement")
-    values = list(last.values)
-    following = last
-    for statement in reversed(statements[:-1]):
-        if not statement.values or len(values) > MAX_CANDIDATES or not _together(text, statement, following):
+    first = len(statements) - 1
+    while first and not statements[first - 1].empty and len(statements) - first <= MAX_CANDIDATES:
+        if not _together(text, statements[first - 1], statements[first]):
             break
-        values[:0] = statement.values
-        following = statement
+        first -= 1
+    values: list[str] = []
+    end = statements[first - 1].end if first else 0
+    for statement in statements[first:]:
+        found, end = _values(text, statement, end)
+        values += found
     return FinalAnswer(tuple(dict.fromkeys(values)), last.kind)
 
 
@@ -106,31 +111,21 @@ def _after_thinking(response: str) -> str | None:
     return response[marks[-1].end() :] if marks[-1][1] else None
 
 
-def _boxes(text: str) -> list[_Box]:
-    """Every outermost `\\boxed{…}`, braces matched in one pass."""
-    if "\\boxed" not in text and "\\fbox" not in text:
-        return []
-    stack: list[re.Match[str]] = []
-    found: list[_Box] = []
-    for mark in _BRACE.finditer(text):
-        if mark[0] == "}":
-            if stack and (opening := stack.pop())[0] != "{":
-                content = text[opening.end() : mark.start()]
-                if percent := _PERCENT_AFTER.match(text, mark.end()):
-                    content += "\\%"
-                found.append(_Box(opening.start(), percent.end() if percent else mark.end(), content))
-        elif mark[0].endswith("{") and mark[0] != "\\{":
-            stack.append(mark)
-    found += [_Box(opening.start(), opening.end(), None) for opening in stack if opening[0] != "{"]
-    found.sort(key=lambda box: box.start)
-    outermost: list[_Box] = []
-    for box in found:
-        if not outermost or box.start >= outermost[-1].end:
-            outermost.append(box)
-    return outermost
+def _values(text: str, statement: _Statement, first: int) -> tuple[list[str], int]:
+    """Return what a statement states, its boxes with the expressions around them from `first` on; and where it ends."""
+    if not statement.boxes:
+        return list(statement.values), statement.end
+    values: list[str] = []
+    first, last = (statement.value_start, statement.end) if statement.kind == "label" else (first, len(text))
+    for box in statement.boxes:
+        # a box before `first` is part of the expression of the box before it
+        if box.start >= first and (box.content or "").strip():
+            value, first = stated_by(text, box, first, last)
+            values.append(value)
+    return values, first
 
 
-def _free_boxes(boxes: list[_Box], owned: list[tuple[int, int]], text: str) -> list[_Statement]:
+def _free_boxes(boxes: list[Box], owned: list[tuple[int, int]], text: str) -> list[_Statement]:
     statements: list[_Statement] = []
     position = 0
     for box in boxes:
@@ -138,11 +133,7 @@ def _free_boxes(boxes: list[_Box], owned: list[tuple[int, int]], text: str) -> l
             position += 1
         if position < len(owned) and owned[position][0] <= box.start:
             continue
-        if box.content is None:
-            statements.append(_Statement(box.start, box.end, (), "unclosed_box"))
-        else:
-            values = (box.content,) if box.content.strip() else ()
-            statements.append(_Statement(box.start, box.end, values, "box"))
+        statements.append(_Statement(box.start, box.end, (), (box,), "unclosed_box" if box.content is None else "box"))
     return statements
 
 
@@ -175,25 +166,29 @@ def _labels(text: str, *, soft: bool) -> list[tuple[int, int]]:
     return found
 
 
-def _labelled(text: str, boxes: list[_Box], labels: list[tuple[int, int]]) -> list[_Statement]:
+def _labelled(text: str, boxes: list[Box], labels: list[tuple[int, int]]) -> list[_Statement]:
     statements: list[_Statement] = []
     position = 0
     for number, (label_start, label_end) in enumerate(labels):
         limit = labels[number + 1][0] if number + 1 < len(labels) else len(text)
+        if limit < len(text) and _LEADS_TO_NEXT.fullmatch(text, label_end, limit):
+            continue  # `Answer: the answer is: 5` is one statement
         start, end = _owned(text, label_end, limit)
-        while position < len(boxes) and boxes[position].start < label_end:
+        while position < len(boxes) and boxes[position].end <= label_end:
             position += 1
-        inside: list[_Box] = []
+        if position < len(boxes) and boxes[position].content is not None and boxes[position].start < label_start:
+            continue  # a label inside a box is part of what the box states
+        inside: list[Box] = []
         following = position
         while following < len(boxes) and boxes[following].start < end:
             inside.append(boxes[following])
             following += 1
         if inside:
             end = max(end, inside[-1].end)
-        if any(box.content is None for box in inside):
-            statements.append(_Statement(label_start, end, (), "unclosed_box"))
-            continue
-        statements.append(_Statement(label_start, end, _line_values(text, start, end, inside), "label"))
+        unclosed = any(box.content is None for box in inside)
+        values = () if inside else _line_values(text, label_end, start, end)
+        kind = "unclosed_box" if unclosed else "label"
+        statements.append(_Statement(label_start, end, values, () if unclosed else tuple(inside), kind, start))
     return statements
 
 
@@ -220,18 +215,18 @@ def _line_end(text: str, start: int, limit: int) -> int:
     return limit if end < 0 else end
 
 
-def _line_values(text: str, start: int, end: int, inside: list[_Box]) -> tuple[str, ...]:
-    if not inside:
-        value = text[start:end].strip()
-        return (value,) if value.strip(_MARKS + "$") else ()
-    contents = tuple(box.content for box in inside if box.content is not None and box.content.strip())
-    if len(inside) != 1 or not contents:
-        return contents
-    box = inside[0]
-    before, after = text[start : box.start], text[box.end : end]
-    if any(_HEDGE.search(part) and re.search("[0-9]", part) for part in (before, after)):
-        return (before, contents[0], after) if before.strip() else (contents[0], after)
-    return contents
+def _line_values(text: str, label_end: int, start: int, end: int) -> tuple[str, ...]:
+    """The rest of the line; or the items, when a bullet list begins on a line below the label."""
+    value = text[start:end].strip()
+    if not value.strip(_MARKS + "$"):
+        return ()
+    if "\n" in text[label_end:start] and (bullet := _BULLET.match(text, start)):
+        items = [text[bullet.end() : end].strip()]
+        while len(items) <= MAX_CANDIDATES and (following := _NEXT_BULLET.match(text, end + 1)):
+            end = _line_end(text, following.end(), len(text))
+            items.append(text[following.end() : end].strip())
+        return tuple(items)
+    return (value,)
 
 
 def _together(text: str, first: _Statement, second: _Statement) -> bool:

@@ -22,6 +22,7 @@ SINGLE = {
     "≈": "\\approx ", "≃": "\\approx ", "∞": "\\infty ", "π": "\\pi ", "∪": "\\cup ", "∩": "\\cap ", "∈": "\\in ",
     "∅": "\\emptyset ", "°": "^\\circ ", "º": "^\\circ ", "√": "\\sqrt ",
     "∛": "\\cbrt ", "、": ",", "。": ". ", "…": "\\ldots ",
+    "ℝ": "\\Reals ", "ℤ": "\\Integers ", "ℕ": "\\Naturals ", "ℚ": "\\Rationals ", "ℂ": "\\Complexes ",
     "θ": "\\theta ", "α": "\\alpha ", "β": "\\beta ", "γ": "\\gamma ", "λ": "\\lambda ", "ω": "\\omega ",
     "φ": "\\phi ", "μ": "\\mu ", "σ": "\\sigma ",
     **{character: f"\\tfrac{{{top}}}{{{bottom}}}" for character, (top, bottom) in VULGAR_FRACTIONS.items()},

@@ -11,7 +11,7 @@ import math
 from dataclasses import dataclass
 from fractions import Fraction
 
-from longstraw_core.rewards.math_answers.expression import Node
+from longstraw_core.rewards.math_answers.expression import NUMBER_SETS, Node
 from longstraw_core.rewards.math_answers.limits import (
     MAX_BITS,
     MAX_FACTORIAL,
@@ -118,8 +118,8 @@ class _Evaluator:
         if operation == "number":
             return _constant(node.value)
         if operation == "symbol":
-            if node.name == "\\infty":
-                raise Unreadable("arithmetic with infinity")
+            if node.name == "\\infty" or node.name in NUMBER_SETS:
+                raise Unreadable(f"arithmetic with {node.name}")
             return _generator(node.name)
         if operation == "add":
             total = self.value(parts[0])

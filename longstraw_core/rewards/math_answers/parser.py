@@ -5,49 +5,17 @@ What it refuses on purpose: two numbers side by side (`3 4` is not 12), a letter
 
 from fractions import Fraction
 
-from longstraw_core.rewards.math_answers.expression import INFINITY, Node, number
+from longstraw_core.rewards.math_answers.expression import INFINITY, NUMBER_SETS, Node, number
 from longstraw_core.rewards.math_answers.limits import MAX_DEPTH, MAX_VALUES, Unreadable
 from longstraw_core.rewards.math_answers.tokens import FUNCTIONS, Token, tokenize
 
 RELATIONS = frozenset(("=", "<", ">", "\\le", "\\ge", "\\ne", "\\in", "\\approx"))
 _SEPARATORS = frozenset((",", ";", "\\or", "\\and"))
-_GREEK = frozenset(
-    [
-        "\\alpha",
-        "\\beta",
-        "\\gamma",
-        "\\delta",
-        "\\epsilon",
-        "\\varepsilon",
-        "\\zeta",
-        "\\eta",
-        "\\theta",
-        "\\vartheta",
-        "\\kappa",
-        "\\lambda",
-        "\\mu",
-        "\\nu",
-        "\\xi",
-        "\\rho",
-        "\\sigma",
-        "\\tau",
-        "\\phi",
-        "\\varphi",
-        "\\chi",
-        "\\psi",
-        "\\omega",
-        "\\Gamma",
-        "\\Delta",
-        "\\Theta",
-        "\\Lambda",
-        "\\Sigma",
-        "\\Phi",
-        "\\Psi",
-        "\\Omega",
-        "\\ell",
-        "\\pi",
-    ]
+_GREEK_NAMES = (
+    "alpha beta gamma delta epsilon varepsilon zeta eta theta vartheta kappa lambda mu nu xi rho sigma "
+    "tau phi varphi chi psi omega Gamma Delta Theta Lambda Sigma Phi Psi Omega ell pi"
 )
+_GREEK = frozenset("\\" + name for name in _GREEK_NAMES.split())
 _COMMANDS_OF_ATOMS = frozenset(("\\frac", "\\sqrt", "\\cbrt", "\\binom", "\\infty", "\\emptyset", "\\{"))
 _STARTS_ATOM = frozenset(("(", "{", "letter", *_COMMANDS_OF_ATOMS, *_GREEK, *("\\" + name for name in FUNCTIONS)))
 _END = Token("end", "")
@@ -79,7 +47,7 @@ class _Parser:
 
     def _items(self, closing: frozenset[str]) -> tuple[list[Node], str]:
         """Parse values between separators up to a closing token, which is taken."""
-        items = [self._relation()]
+        items = [self._quotient()]
         while True:
             token = self._take()
             if token.kind in closing:
@@ -88,14 +56,36 @@ class _Parser:
                 raise Unreadable(f"{token.text!r} in the wrong place")
             if token.kind == "," and self._peek().kind in ("\\or", "\\and"):
                 self._take()
-            items.append(self._relation())
+            items.append(self._quotient())
+
+    def _quotient(self) -> Node:
+        """Parse a relation, or two of them under TeX's `\\over` or `\\choose`."""
+        value = self._relation()
+        if self._peek().kind in ("\\over", "\\choose"):
+            operation = "divide" if self._take().kind == "\\over" else "binomial"
+            value = Node(operation, (value, self._relation()))
+        return value
 
     def _relation(self) -> Node:
         parts, signs = [self._ratio()], list[str]()
         while self._peek().kind in RELATIONS:
             signs.append(self._take().kind)
             parts.append(self._ratio())
-        return Node("relation", tuple(parts), " ".join(signs)) if signs else parts[0]
+        value = Node("relation", tuple(parts), " ".join(signs)) if signs else parts[0]
+        return Node("congruence", (value, self._modulus())) if self._at_modulus() else value
+
+    def _at_modulus(self) -> bool:
+        return self._peek().kind == "\\mod" or (self._peek().kind == "(" and self._peek(1).kind == "\\mod")
+
+    def _modulus(self) -> Node:
+        """Parse `\\pmod{5}`, `(mod 5)` or `mod 5`."""
+        bracket = self._take().kind == "("
+        if bracket:
+            self._take()
+        modulus = self._argument() if self._peek().kind == "{" else self._product()
+        if bracket:
+            self._expect(")")
+        return modulus
 
     def _ratio(self) -> Node:
         parts = [self._set()]
@@ -139,7 +129,7 @@ class _Parser:
             elif token.kind == "/":
                 self._take()
                 factors.append(Node("divide", (number(1), self._signed())))
-            elif token.kind in _STARTS_ATOM or (token.kind == "|" and not self._bars):
+            elif not self._at_modulus() and (token.kind in _STARTS_ATOM or (token.kind == "|" and not self._bars)):
                 factors.append(self._powered())
             else:
                 return factors[0] if len(factors) == 1 else Node("multiply", tuple(factors))
@@ -227,7 +217,7 @@ class _Parser:
     def _braced(self) -> Node:
         self._expect("{")
         self._enter()
-        value = self._relation()
+        value = self._quotient()
         if self._peek().kind in _SEPARATORS:
             # plain braces around several values are meant as a set
             self._take()
@@ -263,6 +253,8 @@ class _Parser:
             return INFINITY
         if kind == "\\emptyset":
             return Node("list", (), "{}")
+        if kind in NUMBER_SETS:
+            return Node("symbol", name=kind)
         if kind[1:] in FUNCTIONS:
             return self._function(kind[1:])
         if kind == "\\begin":
@@ -273,6 +265,8 @@ class _Parser:
         """Parse a number, or a mixed number: `3 1/2`, `3\\frac{1}{2}`."""
         tokens, place = self._tokens, self._next
         value = token.value
+        if self._peek().kind == "_":
+            return self._in_base(token)
         follows = [part.kind for part in tokens[place : place + 7]]
         if self._peek().kind == "number":
             parts = tokens[place : place + 3]
@@ -291,6 +285,16 @@ class _Parser:
                 self._next += 2
                 return self._mixed(value, Fraction(int(digits[0])), Fraction(int(digits[1])))
         return number(value)
+
+    def _in_base(self, token: Token) -> Node:
+        """Parse the base after the digits of a number: `101_2` is five."""
+        self._take()
+        base = self._argument()
+        if not token.whole or base.operation != "number" or not 2 <= base.value <= 10:
+            raise Unreadable("an index that is no base of its digits")
+        if any(int(digit) >= base.value for digit in token.text):
+            raise Unreadable(f"a digit that base {base.value} does not have")
+        return number(int(token.text, int(base.value)))
 
     def _mixed(self, whole: Fraction, top: Fraction, bottom: Fraction) -> Node:
         if not 0 < top < bottom:
@@ -329,11 +333,18 @@ class _Parser:
 
     def _bracketed(self, opening: str) -> Node:
         self._enter()
+        if opening == "(" and self._peek().whole and self._peek(1).kind == ")" and self._peek(2).kind == "_":
+            digits = self._take()
+            self._take()
+            self._leave()
+            return self._in_base(digits)
         bars, self._bars = self._bars, 0
         items, closing = self._items(frozenset((")", "]")))
         self._bars = bars
         self._leave()
         if len(items) == 1 and opening == "(" and closing == ")":
+            return items[0]
+        if len(items) == 1 and items[0].operation == "matrix":
             return items[0]
         return Node("list", tuple(items), opening + closing)
 
@@ -342,9 +353,26 @@ class _Parser:
             self._take()
             return Node("list", (), "{}")
         self._enter()
-        items, _ = self._items(frozenset(("\\}",)))
+        builder = self._set_builder()
+        if builder is None:
+            items, _ = self._items(frozenset(("\\}",)))
+            builder = Node("list", tuple(items), "{}")
         self._leave()
-        return Node("list", tuple(items), "{}")
+        return builder
+
+    def _set_builder(self) -> Node | None:
+        """Parse `x | x > 3` or `x \\in \\mathbb{R} : x > 3` inside braces; None when they hold elements."""
+        bar = 3 if self._peek(1).kind == "\\in" else 1
+        if self._peek().kind != "letter" or self._peek(bar).kind not in ("|", ":"):
+            return None
+        variable = self._symbol(self._take())
+        domain = Node("symbol", name="\\Reals")
+        if bar == 3:
+            self._take()
+            domain = self._atom()
+        self._take()
+        conditions, _ = self._items(frozenset(("\\}",)))
+        return Node("set_builder", (variable, domain, *conditions))
 
     def _absolute(self) -> Node:
         self._enter()
@@ -382,6 +410,9 @@ class _Parser:
             while self._peek().kind in ("letter", *_GREEK, "\\frac", "\\sqrt"):
                 argument = Node("multiply", (argument, self._powered()))
             arguments = [argument]
+        if power == Node("negate", (number(1),)) and name in ("sin", "cos", "tan", "cot", "sec", "csc"):
+            # the inverse function, not the reciprocal
+            name, power = "arc" + name, None
         if name == "lg":
             name, base = "log", (number(10),)
         arguments = [_in_radians(argument) for argument in arguments]
@@ -415,8 +446,9 @@ class _Parser:
             self._leave()
             return Node("matrix", tuple(rows), "det" if kind == "vmatrix" else "")
 
-    def _peek(self) -> Token:
-        return self._tokens[self._next] if self._next < len(self._tokens) else _END
+    def _peek(self, ahead: int = 0) -> Token:
+        place = self._next + ahead
+        return self._tokens[place] if place < len(self._tokens) else _END
 
     def _take(self) -> Token:
         token = self._peek()

@@ -1,58 +1,53 @@
-"""From the text of an answer to one value: tries the whole text first, then without a remark, a lead-in or a unit."""
+"""From the text of an answer to one value: as it stands, without a lead-in or a remark, with its unit apart."""
 
 import re
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from fractions import Fraction
 
+from longstraw_core.rewards.math_answers import normal_form, remarks
+from longstraw_core.rewards.math_answers.cleaning import clean
+from longstraw_core.rewards.math_answers.comparison import same_answer
 from longstraw_core.rewards.math_answers.expression import Node
-from longstraw_core.rewards.math_answers.limits import Unreadable
+from longstraw_core.rewards.math_answers.limits import OverLimit, Unreadable
 from longstraw_core.rewards.math_answers.parser import parse_value
-from longstraw_core.rewards.math_answers.tokens import clean
+from longstraw_core.rewards.math_answers.tokens import WORD_COMMANDS
+from longstraw_core.rewards.math_answers.units import CLOCK, NEUTRAL, PHRASE, Unit, parse_unit
+from longstraw_core.rewards.math_answers.words import are_words, as_set, normalised_words, spoken_mathematics
 
-_UNITS = (
-    "mm cm dm km m in ft yd mi mg kg g t s ms min h hr hrs d wk yr ml mL cl L l N J kJ W kW V A Hz Pa K mol rad deg "
-    "st nd rd th mph kmh kph USD EUR pts"
-)
-_UNIT = rf"(?:{'|'.join(sorted(_UNITS.split(), key=len, reverse=True))})"
-_POWER = r"(?: ?\^ ?\{?[23]\}?|[23])?"
-_WORD = r"[A-Za-z][A-Za-z'\-]{2,30}"
-_UNIT_TAIL = re.compile(
-    rf"(?<=[0-9)}}\]]) ?{_UNIT}{_POWER}(?: ?/ ?{_UNIT}{_POWER})?$"
-    r"|(?<=[0-9A-Za-z)}\]]) ?°(?: ?[CF])?$"
-    rf"|(?<=[0-9A-Za-z)}}\]%°]) (?:{_UNIT}|of|{_WORD}){_POWER}(?: ?/ ?{_UNIT}{_POWER})?"
-    rf"(?: (?:{_UNIT}|of|per|in|on|at|a|an|to|{_WORD}){_POWER}){{0,4}}$"
-)
-_UNIT_HEAD = re.compile(r"^(?:US|USD|EUR|Rs\.?) ?(?=[0-9])")
-_CONTRADICTS = re.compile(
-    r"\b(?:not|no|never|neither|nor|isn't|wrong|incorrect|maybe|perhaps|possibly|alternatively|either|or|and|but|instead"
-    r"|actually|unless|however|except|impossible|cannot|approximately|about|roughly|almost|more|less|fewer|least|most"
-    r"|over|under|than|times|plus|minus|squared|cubed|hundred|thousand|million|billion|percent|half|import|lambda|eval"
-    r"|exec|print|true|false|none)\b",
-    re.IGNORECASE,
-)
-_REMARK = re.compile(
-    r" ?\((?=[^()]{0,200}[A-Za-z]{3})(?!\\)|[,;:] (?=[A-Za-z]{2,}|i\.e)|\. (?=\S)|"
-    r" (?:since|because|as|which|where|so|when|hence|thus|if|after|from|by|for|with|--?) |\\because|✓|✔"
-    r"|■|□|\\blacksquare|\\square"
-)
-_LEAD_IN = re.compile(r"^[A-Za-z][A-Za-z ,'\-]{0,120}?(?: (?:is|are|equals|be|gives)|:| ?=)(?: exactly)?:? +(?=\S)")
+_COMMANDS = frozenset(WORD_COMMANDS)
+_UNIT_PLACE = re.compile(r"(?<=[0-9)}\]!%|])(?P<space> ?)(?=[A-Za-z°])|(?<=[A-Za-z])(?P<blank> )(?=[A-Za-z°])")
+_TAKES_DEGREES = re.compile(r"\\?(?:sin|cos|tan|cot|sec|csc|cis)(?![A-Za-z])")
 _NO_TRUTHS = frozenset(("nan", "null", "n/a", "na", "tbd", "todo", "unknown"))
-_WORDS_ONLY = re.compile(r"\(?[A-Za-z][A-Za-z'\- ]{0,80}\)?")
+_MARKS_OF_TEXT = re.compile(r"\\(?![;, ])|[{}^_=<>$]")
+MAX_REMARKS = 6
+
+
+class StatesAnother(Unreadable):
+    """Beside the value stands something that may be another value."""
 
 
 @dataclass(frozen=True, slots=True)
 class Reading:
-    """An answer as text and as value; `node` is None for words such as `even`."""
+    """An answer as text and as value."""
 
     text: str
     """Without typography, remark and lead-in."""
     node: Node | None
-    unit: bool = False
-    """Whether a unit, or a counted noun, was left out."""
-
-    @property
-    def words(self) -> str | None:
-        """The words, when the whole answer is words."""
-        return self.text.strip("()").casefold() if _WORDS_ONLY.fullmatch(self.text) else None
+    """None for words such as `even`, and for values beyond the grammar or the limits."""
+    source: str = ""
+    """The text that parses to `node`: spoken numbers written out, without the unit."""
+    unit: Unit | None = None
+    """The unit or counted noun that stood after the value."""
+    product: Node | None = None
+    """The whole as a product of variables, when its unit may as well be one (`5 m`)."""
+    words: str | None = None
+    """The normalised words, when the whole answer is words."""
+    also: tuple[str, ...] = ()
+    """The normalised words without lead-in or remark."""
+    approximate: bool = False
+    choice: str | None = None
+    """The letter of a multiple-choice answer that stood before the value."""
 
 
 def read_answer(text: str) -> Reading:
@@ -66,20 +61,54 @@ def read_answer(text: str) -> Reading:
     if not cleaned:
         raise Unreadable("nothing is stated")
     problem: Unreadable | None = None
-    for candidate in _candidates(cleaned):
+    words: list[Reading] = []
+    for body in remarks.bodies(cleaned):
         try:
-            return Reading(candidate, parse_value(candidate))
+            for reading in _readings(body):
+                if reading.words is None:
+                    return replace(reading, also=_texts(words))
+                words.append(reading)
+        except StatesAnother:
+            raise
         except Unreadable as error:
             problem = problem or error
-        try:
-            bare = without_unit(candidate)
-            if bare is not None:
-                return bare
-        except Unreadable:
-            pass
-    if _WORDS_ONLY.fullmatch(cleaned):
-        return Reading(cleaned, None)
+    if words:
+        return replace(words[0], also=_texts(words))
     raise problem or Unreadable("nothing is stated")
+
+
+def _readings(body: str) -> Iterator[Reading]:
+    """Read a text as it stands, and without a remark if that fails or gives words.
+
+    Raises:
+        StatesAnother: the remark may be another value.
+        Unreadable: there is no value, after everything that could be read.
+    """
+    problem: Unreadable | None = None
+    try:
+        yield _with_choice(body)
+    except Unreadable as error:
+        problem = error
+    for remark in list(remarks.REMARK.finditer(body))[:MAX_REMARKS]:
+        value = body[: remark.start()].rstrip(" ,;:.")
+        try:
+            reading = _with_choice(value) if value else None
+        except Unreadable:
+            continue
+        if reading is not None:
+            after = body[remark.start() :]
+            words = reading.words is not None
+            if remarks.may_be_left_out(after, _rational(reading), _test_of(reading), words=words):
+                yield reading
+            elif reading.words is None:
+                raise StatesAnother("what follows the value may state another one")
+            return
+    if problem is not None:
+        raise problem
+
+
+def _texts(readings: list[Reading]) -> tuple[str, ...]:
+    return tuple(reading.words for reading in readings if reading.words is not None)
 
 
 def read_truth(text: str) -> Reading:
@@ -95,49 +124,102 @@ def read_truth(text: str) -> Reading:
     if cleaned.casefold() in _NO_TRUTHS:
         raise Unreadable("is a mark for a missing value")
     try:
-        return Reading(cleaned, parse_value(cleaned))
+        return _with_choice(cleaned)
     except Unreadable:
-        bare = without_unit(cleaned)
-        if bare is not None:
-            return bare
-        if _WORDS_ONLY.fullmatch(cleaned):
-            return Reading(cleaned, None)
+        # a date, a name with a number: text that only the same text equals
+        if re.search("[A-Za-z]{3}", cleaned) and not _MARKS_OF_TEXT.search(cleaned):
+            return Reading(cleaned, None, words=normalised_words(cleaned))
         raise
 
 
-def without_unit(text: str) -> Reading | None:
-    """Read cleaned text without its unit or counted noun; None when it has none.
+def _with_choice(text: str) -> Reading:
+    """Read one value, with the letter of a choice before it or without."""
+    if (letter := remarks.CHOICE.match(text)) is not None:
+        name = letter[1] or letter[2] or letter[3]
+        rest = text[letter.end() :]
+        if not rest:
+            return replace(_read(name), text=text, choice=name)
+        return replace(_read(rest), text=text, choice=name)
+    return _read(text)
 
-    Raises:
-        Unreadable: what is left is no value.
-    """
-    head = _UNIT_HEAD.sub("", text)
-    tail = _UNIT_TAIL.search(head)
-    if tail is not None and _CONTRADICTS.search(tail[0]):
+
+def _read(text: str) -> Reading:
+    approximate = remarks.APPROXIMATE.match(text)
+    body = text[approximate.end() :] if approximate else text
+    if after := remarks.APPROXIMATE_AFTER.search(body):
+        body = body[: after.start()]
+    reading = _exact(body)
+    node = reading.node
+    if node is not None and node.operation == "relation" and node.name.split(" ")[-1] == "\\approx":
+        *before, last = node.parts
+        if all(part.operation == "symbol" for part in before):
+            source = reading.source.rpartition("\\approx")[2]
+            return replace(reading, text=text, node=last, source=source, approximate=True)
+    if approximate or after:
+        return replace(reading, text=text, approximate=True)
+    return reading if reading.text == text else replace(reading, text=text)
+
+
+def _exact(text: str) -> Reading:
+    named = as_set(text)
+    if named is not None:
+        return Reading(text, parse_value(named), named)
+    if remarks.ends_in_a_remark(text):
+        raise Unreadable("a remark in brackets")
+    spoken = spoken_mathematics(text)
+    if are_words(spoken, _COMMANDS):
+        return Reading(text, None, words=normalised_words(text))
+    with_unit = _value_and_unit(spoken)
+    try:
+        whole = parse_value(spoken)
+    except Unreadable:
+        if with_unit is None:
+            raise
+        return with_unit
+    if with_unit is None or with_unit.unit is None:
+        return Reading(text, whole, spoken)
+    if not with_unit.unit.powers:
+        certain = with_unit.unit.noun <= NEUTRAL or (with_unit.unit.noun <= CLOCK and ":" in with_unit.source)
+        return with_unit if certain else Reading(text, whole, spoken)
+    return replace(with_unit, product=whole)
+
+
+def _value_and_unit(text: str) -> Reading | None:
+    """Take the unit or the counted noun off the end; None when there is none."""
+    if not re.search(r"[A-Za-z°]", text[-40:]):
         return None
-    bare = head[: tail.start()].rstrip() if tail is not None else head
-    if bare == text or not bare:
+    for place in list(_UNIT_PLACE.finditer(text))[:24]:
+        phrase = text[place.end() :].rstrip(" .")
+        if not PHRASE.fullmatch(phrase):
+            continue
+        unit = parse_unit(phrase, spaced=bool(place["space"] or place["blank"]))
+        value = text[: place.start()]
+        if unit is None or (unit.is_angle and _TAKES_DEGREES.search(value)) or (place["blank"] and not unit.powers):
+            continue
+        try:
+            return Reading(text, parse_value(value), value, unit=unit)
+        except Unreadable:
+            continue
+    return None
+
+
+def _rational(reading: Reading) -> Fraction | None:
+    try:
+        return None if reading.node is None else normal_form.evaluate(reading.node).rational
+    except (Unreadable, OverLimit):
         return None
-    return Reading(bare, parse_value(bare), unit=True)
 
 
-def _candidates(text: str) -> list[str]:
-    """The text, then without lead-in, then without remark, then without both."""
-    found = [text]
-    lead = _LEAD_IN.match(text)
-    bodies = [text]
-    if lead is not None and not _CONTRADICTS.search(lead[0]):
-        bodies.append(text[lead.end() :])
-    if text.startswith(("= ", "=", "\\approx")):
-        bodies.append(re.sub(r"^(?:=|\\approx)\s*", "", text))
-    for body in bodies:
-        found.append(body)
-        for remark in list(_REMARK.finditer(body))[:4]:
-            if remark.start() and not _hedges(body[remark.start() :]):
-                found.append(body[: remark.start()].rstrip(" ,;:."))
-    return list(dict.fromkeys(candidate for candidate in found if candidate))
+def _test_of(reading: Reading) -> Callable[[str], bool]:
+    """Return a test whether a text is the same value again."""
 
+    def is_same(text: str) -> bool:
+        if reading.node is None:
+            return False
+        try:
+            other = _read(text)
+            return other.node is not None and same_answer(reading.node, other.node) is True
+        except (Unreadable, OverLimit):
+            return False
 
-def _hedges(remark: str) -> bool:
-    """Whether a remark may state another value: numbers together with a word that takes the answer back."""
-    return bool(_CONTRADICTS.search(remark)) and bool(re.search("[0-9]", remark))
+    return is_same

@@ -1,71 +1,30 @@
-"""Cleans the text of one value and cuts it into tokens; decides what is a number, and nothing else."""
+"""Cuts cleaned text into tokens; decides what is a number and what is a variable, and nothing else."""
 
 import re
 from dataclasses import dataclass
 from fractions import Fraction
 
-from longstraw_core.rewards.math_answers.folding import fold
 from longstraw_core.rewards.math_answers.limits import (
-    MAX_ANSWER_CHARACTERS,
     MAX_DIGITS,
     MAX_TOKENS,
     OverLimit,
     Unreadable,
 )
+from longstraw_core.rewards.math_answers.words import is_word
 
-FUNCTIONS = frozenset(
-    [
-        "sin",
-        "cos",
-        "tan",
-        "cot",
-        "sec",
-        "csc",
-        "arcsin",
-        "arccos",
-        "arctan",
-        "sinh",
-        "cosh",
-        "tanh",
-        "ln",
-        "log",
-        "lg",
-        "exp",
-        "gcd",
-        "lcm",
-        "min",
-        "max",
-        "abs",
-        "floor",
-        "ceil",
-        "det",
-        "Re",
-        "Im",
-        "arg",
-    ]
+_FUNCTION_NAMES = (
+    "sin cos tan cot sec csc arcsin arccos arctan arccot arcsec arccsc sinh cosh tanh ln log lg exp gcd "
+    "lcm min max abs floor ceil det Re Im arg"
 )
-_WORD_COMMANDS = {
+FUNCTIONS = frozenset(_FUNCTION_NAMES.split())
+_COMMAND_NAMES = "sqrt cbrt pi infty theta alpha beta lambda phi in or and mod"
+WORD_COMMANDS = {
     **{name: "\\" + name for name in FUNCTIONS},
-    "sqrt": "\\sqrt",
-    "cbrt": "\\cbrt",
-    "pi": "\\pi",
-    "Pi": "\\pi",
-    "inf": "\\infty",
-    "infinity": "\\infty",
-    "infty": "\\infty",
-    "theta": "\\theta",
-    "alpha": "\\alpha",
-    "beta": "\\beta",
-    "lambda": "\\lambda",
-    "asin": "\\arcsin",
-    "acos": "\\arccos",
-    "atan": "\\arctan",
-    "in": "\\in",
-    "union": "\\cup",
-    "or": "\\or",
-    "and": "\\and",
-    "mod": "\\mod",
-}
+    **{name: "\\" + name for name in _COMMAND_NAMES.split()},
+    "Pi": "\\pi", "inf": "\\infty", "infinity": "\\infty", "Infinity": "\\infty", "asin": "\\arcsin",
+    "acos": "\\arccos", "atan": "\\arctan", "union": "\\cup", "modulo": "\\mod", "deg": "°", "OR": "\\or",
+}  # fmt: skip
+"""Names that mean something without a backslash."""
 _SAME_COMMAND = {
     "\\dfrac": "\\frac", "\\tfrac": "\\frac", "\\cfrac": "\\frac", "\\dbinom": "\\binom", "\\tbinom": "\\binom",
     "\\leq": "\\le", "\\geq": "\\ge", "\\leqslant": "\\le", "\\geqslant": "\\ge", "\\neq": "\\ne", "\\lt": "<",
@@ -74,29 +33,13 @@ _SAME_COMMAND = {
     "\\lbrack": "[", "\\rbrack": "]", "\\bar": "\\overline", "\\vee": "\\or", "\\lor": "\\or", "\\land": "\\and",
     "\\wedge": "\\and", "\\simeq": "\\approx", "\\equiv": "=", "\\bigcup": "\\cup", "\\backslash": "\\setminus",
     "\\operatorname": "", "\\arctg": "\\arctan", "\\tg": "\\tan", "\\ctg": "\\cot", "\\lparen": "(", "\\rparen": ")",
-    "\\colon": ":", "\\leftarrow": "=", "\\cup": "\\cup",
+    "\\colon": ":", "\\boxed": "", "\\fbox": "", "\\pmod": "\\mod", "\\bmod": "\\mod", "\\sim": "\\approx",
+    "\\thickapprox": "\\approx", "\\doteq": "\\approx", "\\angle": "",
 }  # fmt: skip
-_IGNORED = re.compile(
-    r"\\(?:left|right|bigl|bigr|Bigl|Bigr|biggl|biggr|Biggl|Biggr|big|Big|bigg|Bigg|middle|displaystyle|textstyle"
-    r"|scriptstyle|limits|nolimits|mathstrut|strut|phantom\{\})(?![A-Za-z])\s*\.?(?![0-9])"
-    r"|\\!"
-)
-_SPACES = re.compile(
-    r"(?<!\\)\\(?:[,;: >]|q?quad(?![A-Za-z])|enspace(?![A-Za-z])|thinspace(?![A-Za-z])|hspace\{[^{}]*\})|~"
-)
-_STYLE = re.compile(
-    r"\\(?:text|textbf|textit|textrm|textnormal|mbox|hbox|mathrm|mathbf|mathit|mathsf|mathtt|boldsymbol|bm|mathbb|mathcal"
-    r"|operatorname\*?|emph|underline|rm|bf)\s*\{([^{}]*)\}"
-)
-_BOX = re.compile(r"^\s*\\(?:boxed|fbox)\s*\{(.*)\}\s*$", re.DOTALL)
-_BOLD = re.compile(r"(?<![A-Za-z0-9)*])(\*\*|__|`+|\*)([^*_`\n]+)\1(?![A-Za-z0-9(*])")
-_DEGREE = re.compile(r"\^\s*(?:\\circ(?![A-Za-z])|\{\s*\\circ\s*\})|\\degree(?![A-Za-z])")
-_MATH_GAP = re.compile(r"(?:\$|\\\)|\\\])\s*(?:\$|\\\(|\\\[)(?=\s*[0-9A-Za-z\\{(])")
-_EDGES = " \t\r\n*_`\"'"
-_GROUPED = r"[0-9]{1,3}(?:,[0-9]{3})+(?![0-9]|,[0-9])|[0-9]{1,3}(?: [0-9]{3})+(?! ?[0-9]| */)"
+_GROUPED = r"[1-9][0-9]{0,2}(?:,[0-9]{3})+(?![0-9]|,[0-9])|[1-9][0-9]{0,2}(?: [0-9]{3})+(?! ?[0-9]| */)"
 _FRACTION_PART = r"(?:\.[0-9]+)?"
 _DOTTED = r"\\dot\s*\{?\s*([0-9])\s*\}?"
-_REPEAT = rf"\.([0-9]*)(?:\\overline\s*\{{\s*([0-9]+)\s*\}}|{_DOTTED}(?:([0-9]*){_DOTTED})?|\(([0-9]+)\))"
+_REPEAT = rf"\.([0-9]*)(?:\\(?:overline|bar)\s*\{{\s*([0-9]+)\s*\}}|{_DOTTED}(?:([0-9]*){_DOTTED})?|\(([0-9]+)\))"
 _TOKEN = re.compile(
     rf"(?P<space>\s+)"
     rf"|(?P<repeating>([0-9]+){_REPEAT})"
@@ -123,37 +66,6 @@ class Token:
     def whole(self) -> bool:
         """Whether it is written as digits only."""
         return self.kind == "number" and self.text.isdigit()
-
-
-def clean(text: str) -> str:
-    """Take typography off: boxes, dollar signs, bold, spacing commands, styles, currency, trailing full stops.
-
-    Raises:
-        Unreadable: it is too long to be one value.
-    """
-    if len(text) > MAX_ANSWER_CHARACTERS:
-        raise Unreadable(f"longer than {MAX_ANSWER_CHARACTERS} characters")
-    text = fold(text).strip()
-    while (box := _BOX.match(text)) and _balanced(box[1]):
-        text = box[1]
-    text = text.replace("\\$", " ").replace("\\%", "%")
-    text = re.sub("[€£¥₹]", " ", text)
-    text = _MATH_GAP.sub(" ; ", text.replace("$$", "$"))
-    text = text.replace("$", " ")
-    text = re.sub(r"(?<!\\)\\[()\[\]]", " ", text)
-    text = _BOLD.sub(r"\2", text)
-    text = text.replace("\\lfloor", "\\floor(").replace("\\rfloor", ")")
-    text = text.replace("\\lceil", "\\ceil(").replace("\\rceil", ")")
-    text = text.replace("{,}", ",")
-    text = _IGNORED.sub("", text)
-    text = _SPACES.sub(" ", text)
-    for _ in range(3):
-        text, count = _STYLE.subn(_unstyled, text)
-        if not count:
-            break
-    text = _DEGREE.sub("°", text)
-    text = text.strip(_EDGES)
-    return _without_full_stop(re.sub(r"\s+", " ", text)).strip(_EDGES)
 
 
 def tokenize(text: str) -> list[Token]:
@@ -211,9 +123,9 @@ def _made(match: re.Match[str], spaced: bool) -> list[Token]:
         name = _SAME_COMMAND.get(text, text)
         return [Token(name, text, spaced=spaced)] if name else []
     if match["word"]:
-        if text in _WORD_COMMANDS:
-            return [Token(_WORD_COMMANDS[text], text, spaced=spaced)]
-        if len(text) > 3:
+        if text in WORD_COMMANDS:
+            return [Token(WORD_COMMANDS[text], text, spaced=spaced)]
+        if is_word(text):
             raise Unreadable(f"the word {text[:40]!r}")
         return [Token("letter", letter, spaced=spaced and not place) for place, letter in enumerate(text)]
     kind = {"**": "^", "<=": "\\le", ">=": "\\ge", "!=": "\\ne", "==": "="}.get(text, text)
@@ -234,28 +146,3 @@ def _repeating(match: re.Match[str]) -> Fraction:
         raise OverLimit("a repeating decimal with too many digits")
     scale = 10 ** len(fixed)
     return Fraction(int(whole + fixed), scale) + Fraction(int(period), scale * (10 ** len(period) - 1))
-
-
-def _unstyled(match: re.Match[str]) -> str:
-    """`\\text{cm}` becomes words with blanks around; `\\mathrm{e}` becomes the letter alone."""
-    return f" {match[1].strip()} " if match[1].strip() else " "
-
-
-def _without_full_stop(text: str) -> str:
-    text = text.rstrip(" ")
-    while text.endswith("\\\\"):
-        text = text[:-2].rstrip(" ")
-    while text and text[-1] in ".,;:!" and not text.endswith(("\\,", "\\;", "\\:", "\\!")):
-        if text[-1] == "!" and re.search(r"[0-9A-Za-z)}!]!$", text):
-            break
-        text = text[:-1].rstrip(" ")
-    return text
-
-
-def _balanced(text: str) -> bool:
-    depth = 0
-    for mark in re.finditer(r"\\[\\{}]|[{}]", text):
-        depth += {"{": 1, "}": -1}.get(mark[0], 0)
-        if depth < 0:
-            return False
-    return depth == 0

@@ -1,0 +1,121 @@
+"""Takes typography off the text of one value; what is left is for the tokens, what changes the value stays."""
+
+import re
+
+from longstraw_core.rewards.math_answers.folding import fold
+from longstraw_core.rewards.math_answers.limits import MAX_ANSWER_CHARACTERS, Unreadable
+from longstraw_core.rewards.math_answers.units import SINGLE_LETTERS
+
+_IGNORED = re.compile(
+    r"\\(?:left|right|bigl|bigr|Bigl|Bigr|biggl|biggr|Biggl|Biggr|big|Big|bigg|Bigg|middle|displaystyle|textstyle"
+    r"|scriptstyle|large|Large|LARGE|huge|Huge|small|normalsize|limits|nolimits|mathstrut|strut|phantom\{\})(?![A-Za-z])\s*\.?(?![0-9])"
+    r"|\\!"
+)
+_SPACES = re.compile(
+    r"(?<!\\)\\(?:[,;: >]|q?quad(?![A-Za-z])|enspace(?![A-Za-z])|thinspace(?![A-Za-z])|hspace\{[^{}]*\})|~"
+)
+_STYLE = re.compile(
+    r"\\(?:text|textbf|textit|textrm|textnormal|textsf|texttt|mbox|hbox|mathrm|mathbf|mathit|mathsf|mathtt|boldsymbol|bm"
+    r"|mathcal|operatorname\*?|emph|underline|rm|bf)\s*\{([^{}]*)\}"
+)
+_COLOR = re.compile(r"\\(?:color|textcolor)\s*\{[A-Za-z]{1,20}\}")
+_BOX = re.compile(r"^\s*\\(?:boxed|fbox)\s*\{(.*)\}\s*$", re.DOTALL)
+_BOLD = re.compile(r"(?<![A-Za-z0-9)*])(\*\*|__|`+|\*)([^*_`\n]+)\1(?![A-Za-z0-9(*])")
+_STRUCK = re.compile(r"~~[^~]*~~|\\(?:cancel|xcancel|bcancel|sout|st)\s*\{[^{}]*\}|<(del|strike)>.*?</\1>", re.DOTALL)
+_TAGS = re.compile(r"<(b|i|em|strong|u|code|span|mark)>([^<>]*)</\1>")
+_TIMES_TEN = re.compile(r"(?<=[0-9]) ?[xX] ?(?=10 ?(?:\^|\*\*))")
+_DEGREE = re.compile(r"\^\s*(?:\\circ(?![A-Za-z])|\{\s*\\circ\s*\})|\\degree(?![A-Za-z])")
+_MATH_GAP = re.compile(r"(?:\$|\\\)|\\\])\s*(?:\$|\\\(|\\\[)(?=\s*[0-9A-Za-z\\{(])")
+_SET_NAMES = {"R": "\\Reals ", "Z": "\\Integers ", "N": "\\Naturals ", "Q": "\\Rationals ", "C": "\\Complexes "}
+_BLACKBOARD = re.compile(r"\\(?:mathbb|Bbb)\s*(?:\{\s*([RZNQC])\s*\}|([RZNQC]))|\\([RZNQ])(?![A-Za-z])")
+_AMOUNT = r"(?P<amount>[0-9][0-9,]*(?:\{,\}[0-9]+)*(?:\.[0-9]+)?(?: (?:hundred|thousand|[mb]illion|trillion))?)"
+_MONEY = re.compile(rf"(?:US|U\.S\. ?|C|A)?(?P<sign>\\\$|[€£¥₹])\s*{_AMOUNT}")
+_MONEY_AFTER = re.compile(r"(?<=[0-9]) ?(?P<sign>\\\$|[€£¥₹])")
+_UNPAIRED_DOLLAR = re.compile(r"(?<!\\)\$(?=[0-9])")
+_CURRENCIES = {"\\$": "dollars", "€": "euros", "£": "GBP", "¥": "yen", "₹": "rupees"}
+_APPROXIMATE_START = re.compile(r"^\s*~(?=\s?[-+]?[0-9.\\])")
+_ONE_LETTER_UNIT = {
+    "m": "meters", "g": "grams", "s": "seconds", "t": "tons", "h": "hours", "d": "days", "l": "liters", "L": "liters",
+    "N": "newtons", "J": "joules", "W": "watts", "V": "volts", "K": "kelvins",
+}  # fmt: skip
+_EDGES = " \t\r\n*_`\"'"
+
+
+def clean(text: str) -> str:
+    """Take typography off: boxes, dollar signs, bold, spacing commands, styles, trailing full stops.
+
+    Currency signs become words after the amount, struck-out text disappears, a leading `~` becomes `\\approx`.
+
+    Raises:
+        Unreadable: it is too long to be one value.
+    """
+    if len(text) > MAX_ANSWER_CHARACTERS:
+        raise Unreadable(f"longer than {MAX_ANSWER_CHARACTERS} characters")
+    text = fold(text).strip()
+    while (box := _BOX.match(text)) and _balanced(box[1]):
+        text = box[1]
+    text = _TAGS.sub(r"\2", _STRUCK.sub(" ", text))
+    text = _TIMES_TEN.sub(r"\\times ", text)
+    text = _APPROXIMATE_START.sub(r"\\approx ", text)
+    text = _money(text).replace("\\%", "%")
+    text = _MATH_GAP.sub(" ; ", text.replace("$$", "$"))
+    text = text.replace("$", " ")
+    text = re.sub(r"(?<!\\)\\[()\[\]]", " ", text)
+    text = _BOLD.sub(r"\2", text)
+    text = text.replace("\\lfloor", "\\floor(").replace("\\rfloor", ")")
+    text = text.replace("\\lceil", "\\ceil(").replace("\\rceil", ")")
+    text = text.replace("{,}", ",")
+    text = _IGNORED.sub("", text)
+    text = _SPACES.sub(" ", text)
+    text = _COLOR.sub("", text)
+    text = _BLACKBOARD.sub(lambda found: _SET_NAMES[found[1] or found[2] or found[3]], text)
+    for _ in range(3):
+        text, count = _STYLE.subn(_unstyled, text)
+        if not count:
+            break
+    text = _DEGREE.sub("°", text)
+    text = text.strip(_EDGES)
+    return _without_full_stop(re.sub(r"\s+", " ", text)).strip(_EDGES)
+
+
+def _money(text: str) -> str:
+    if "\\$" not in text and not re.search("[€£¥₹$]", text):
+        return text
+    if len(re.findall(r"(?<!\\)\$", text)) % 2:
+        # one dollar sign without a partner stands for money, not for mathematics
+        text = _UNPAIRED_DOLLAR.sub(r"\\$", text, count=1)
+    text = _MONEY.sub(lambda found: f"{found['amount']} {_CURRENCIES[found['sign']]}", text)
+    text = _MONEY_AFTER.sub(lambda found: f" {_CURRENCIES[found['sign']]}", text)
+    return re.sub("[€£¥₹]", " ", text.replace("\\$", " "))
+
+
+def _unstyled(match: re.Match[str]) -> str:
+    """`\\text{cm}` becomes words with blanks; `\\mathrm{m}` after a number becomes `meters`, never a variable."""
+    content = match[1].strip()
+    if not content:
+        return " "
+    if content in SINGLE_LETTERS and re.search(r"[0-9)}\]]\s*$", match.string[: match.start()]):
+        content = _ONE_LETTER_UNIT[content]
+    return f" {content} "
+
+
+def _without_full_stop(text: str) -> str:
+    text = text.rstrip(" ")
+    while text.endswith("\\\\"):
+        text = text[:-2].rstrip(" ")
+    if re.search(r"[0-9A-Za-z)}\]] ?\.{2,}$", text):
+        return text  # `5...` goes on: it is not 5
+    while text and text[-1] in ".,;:!" and not text.endswith(("\\,", "\\;", "\\:", "\\!")):
+        if text[-1] == "!" and re.search(r"[0-9A-Za-z)}!]!$", text):
+            break
+        text = text[:-1].rstrip(" ")
+    return text
+
+
+def _balanced(text: str) -> bool:
+    depth = 0
+    for mark in re.finditer(r"\\[\\{}]|[{}]", text):
+        depth += {"{": 1, "}": -1}.get(mark[0], 0)
+        if depth < 0:
+            return False
+    return depth == 0
