@@ -8,14 +8,16 @@ from longstraw_core.rewards.math_answers.units import SINGLE_LETTERS
 
 _IGNORED = re.compile(
     r"\\(?:left|right|bigl|bigr|Bigl|Bigr|biggl|biggr|Biggl|Biggr|big|Big|bigg|Bigg|middle|displaystyle|textstyle"
-    r"|scriptstyle|large|Large|LARGE|huge|Huge|small|normalsize|limits|nolimits|mathstrut|strut|phantom\{\})(?![A-Za-z])\s*\.?(?![0-9])"
+    r"|scriptstyle|large|Large|LARGE|huge|Huge|small|normalsize|limits|nolimits|mathstrut|strut"
+    r"|phantom\{\})(?![A-Za-z])\s*\.?(?![0-9])"
     r"|\\!"
 )
 _SPACES = re.compile(
     r"(?<!\\)\\(?:[,;: >]|q?quad(?![A-Za-z])|enspace(?![A-Za-z])|thinspace(?![A-Za-z])|hspace\{[^{}]*\})|~"
 )
 _STYLE = re.compile(
-    r"\\(?:text|textbf|textit|textrm|textnormal|textsf|texttt|mbox|hbox|mathrm|mathbf|mathit|mathsf|mathtt|boldsymbol|bm"
+    r"\\(?:text|textbf|textit|textrm|textnormal|textsf|texttt|mbox|hbox|mathrm|mathbf|mathit|mathsf|mathtt"
+    r"|boldsymbol|bm"
     r"|mathcal|operatorname\*?|emph|underline|rm|bf)\s*\{([^{}]*)\}"
 )
 _COLOR = re.compile(r"\\(?:color|textcolor)\s*\{[A-Za-z]{1,20}\}")
@@ -24,15 +26,19 @@ _BOLD = re.compile(r"(?<![A-Za-z0-9)*])(\*\*|__|`+|\*)([^*_`\n]+)\1(?![A-Za-z0-9
 _STRUCK = re.compile(r"~~[^~]*~~|\\(?:cancel|xcancel|bcancel|sout|st)\s*\{[^{}]*\}|<(del|strike)>.*?</\1>", re.DOTALL)
 _TAGS = re.compile(r"<(b|i|em|strong|u|code|span|mark)>([^<>]*)</\1>")
 _TIMES_TEN = re.compile(r"(?<=[0-9]) ?[xX] ?(?=10 ?(?:\^|\*\*))")
+_CHEERS = re.compile("[\u2705\ufe0f\U0001f300-\U0001f64f\U0001f680-\U0001f9ff]")
 _DEGREE = re.compile(r"\^\s*(?:\\circ(?![A-Za-z])|\{\s*\\circ\s*\})|\\degree(?![A-Za-z])")
 _MATH_GAP = re.compile(r"(?:\$|\\\)|\\\])\s*(?:\$|\\\(|\\\[)(?=\s*[0-9A-Za-z\\{(])")
 _SET_NAMES = {"R": "\\Reals ", "Z": "\\Integers ", "N": "\\Naturals ", "Q": "\\Rationals ", "C": "\\Complexes "}
 _BLACKBOARD = re.compile(r"\\(?:mathbb|Bbb)\s*(?:\{\s*([RZNQC])\s*\}|([RZNQC]))|\\([RZNQ])(?![A-Za-z])")
 _AMOUNT = r"(?P<amount>[0-9][0-9,]*(?:\{,\}[0-9]+)*(?:\.[0-9]+)?(?: (?:hundred|thousand|[mb]illion|trillion))?)"
-_MONEY = re.compile(rf"(?:US|U\.S\. ?|C|A)?(?P<sign>\\\$|[€£¥₹])\s*{_AMOUNT}")
+_MONEY = re.compile(rf"(?:US|U\.S\. ?|C|A)?(?P<sign>\\\$|[€£¥₹]|(?:USD|EUR|GBP|INR|Rs)\.?(?= ?[0-9]))\s*{_AMOUNT}")
 _MONEY_AFTER = re.compile(r"(?<=[0-9]) ?(?P<sign>\\\$|[€£¥₹])")
 _UNPAIRED_DOLLAR = re.compile(r"(?<!\\)\$(?=[0-9])")
-_CURRENCIES = {"\\$": "dollars", "€": "euros", "£": "GBP", "¥": "yen", "₹": "rupees"}
+_CURRENCIES = {
+    "\\$": "dollars", "€": "euros", "£": "GBP", "¥": "yen", "₹": "rupees", "USD": "dollars", "EUR": "euros",
+    "GBP": "GBP", "INR": "rupees", "Rs": "rupees",
+}  # fmt: skip
 _APPROXIMATE_START = re.compile(r"^\s*~(?=\s?[-+]?[0-9.\\])")
 _ONE_LETTER_UNIT = {
     "m": "meters", "g": "grams", "s": "seconds", "t": "tons", "h": "hours", "d": "days", "l": "liters", "L": "liters",
@@ -55,6 +61,7 @@ def clean(text: str) -> str:
     while (box := _BOX.match(text)) and _balanced(box[1]):
         text = box[1]
     text = _TAGS.sub(r"\2", _STRUCK.sub(" ", text))
+    text = _CHEERS.sub(" ", text)
     text = _TIMES_TEN.sub(r"\\times ", text)
     text = _APPROXIMATE_START.sub(r"\\approx ", text)
     text = _money(text).replace("\\%", "%")
@@ -79,12 +86,12 @@ def clean(text: str) -> str:
 
 
 def _money(text: str) -> str:
-    if "\\$" not in text and not re.search("[€£¥₹$]", text):
+    if not re.search(r"[€£¥₹$]|USD|EUR|GBP|INR|Rs", text):
         return text
     if len(re.findall(r"(?<!\\)\$", text)) % 2:
         # one dollar sign without a partner stands for money, not for mathematics
         text = _UNPAIRED_DOLLAR.sub(r"\\$", text, count=1)
-    text = _MONEY.sub(lambda found: f"{found['amount']} {_CURRENCIES[found['sign']]}", text)
+    text = _MONEY.sub(lambda found: f"{found['amount']} {_CURRENCIES[found['sign'].rstrip('.')]}", text)
     text = _MONEY_AFTER.sub(lambda found: f" {_CURRENCIES[found['sign']]}", text)
     return re.sub("[€£¥₹]", " ", text.replace("\\$", " "))
 
@@ -103,7 +110,7 @@ def _without_full_stop(text: str) -> str:
     text = text.rstrip(" ")
     while text.endswith("\\\\"):
         text = text[:-2].rstrip(" ")
-    if re.search(r"[0-9A-Za-z)}\]] ?\.{2,}$", text):
+    if re.search(r"[0-9A-Za-z)}\]][,;]? ?\.{2,}$", text):
         return text  # `5...` goes on: it is not 5
     while text and text[-1] in ".,;:!" and not text.endswith(("\\,", "\\;", "\\:", "\\!")):
         if text[-1] == "!" and re.search(r"[0-9A-Za-z)}!]!$", text):

@@ -17,6 +17,8 @@ from longstraw_core.rewards.math_answers.words import are_words, as_set, normali
 
 _COMMANDS = frozenset(WORD_COMMANDS)
 _UNIT_PLACE = re.compile(r"(?<=[0-9)}\]!%|])(?P<space> ?)(?=[A-Za-z°])|(?<=[A-Za-z])(?P<blank> )(?=[A-Za-z°])")
+_TWICE = re.compile(r"([0-9]+) \(\1\)")
+"""`five (5)` is five, and no product."""
 _TAKES_DEGREES = re.compile(r"\\?(?:sin|cos|tan|cot|sec|csc|cis)(?![A-Za-z])")
 _NO_TRUTHS = frozenset(("nan", "null", "n/a", "na", "tbd", "todo", "unknown"))
 _MARKS_OF_TEXT = re.compile(r"\\(?![;, ])|[{}^_=<>$]")
@@ -167,6 +169,8 @@ def _exact(text: str) -> Reading:
     if remarks.ends_in_a_remark(text):
         raise Unreadable("a remark in brackets")
     spoken = spoken_mathematics(text)
+    if (twice := _TWICE.fullmatch(spoken)) is not None:
+        spoken = twice[1]
     if are_words(spoken, _COMMANDS):
         return Reading(text, None, words=normalised_words(text))
     with_unit = _value_and_unit(spoken)

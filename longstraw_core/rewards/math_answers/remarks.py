@@ -18,13 +18,14 @@ REMARK = re.compile(
 )
 """Where a remark begins."""
 _LEAD_IN = re.compile(
-    r"^[A-Za-z][A-Za-z ,'\-]{0,120}?(?: (?:is|are|equals|be|gives|has|have|get|obtain|yields|was)|:"
+    r"^[A-Za-z][A-Za-z ,'\-]{0,120}?(?: (?:is|are|equals|be|gives|has|have|get|obtain|need|needs|takes|contains"
+    r"|requires|costs|weighs|yields|was)|:"
     r"| ?=)(?: (?:exactly|equal to))?:? +(?=\S)"
 )
 _NO_LEAD_IN = re.compile(
     r"\b(?:not|no|never|neither|nor|isn't|wrong|incorrect|maybe|perhaps|possibly|alternatively|either|or|but"
     r"|actually|unless"
-    r"|however|except|impossible|cannot|approximately|about|roughly|almost|more|less|fewer|least|most|over"
+    r"|however|except|impossible|cannot|[a-z]+n['’]t|approximately|about|roughly|almost|more|less|fewer|least|most|over"
     r"|under|than)\b",
     re.IGNORECASE,
 )
@@ -51,6 +52,7 @@ _DENIES = re.compile(
     re.IGNORECASE,
 )
 """Takes the value back, with or without another one."""
+_NO = re.compile(r"[ ,;:.(!\-]*(?:no|nope|not|false|✗|✘|❌)[ ).,!]*", re.IGNORECASE)
 _HEDGES = re.compile(
     r"\b(?:or|maybe|perhaps|possibly|alternatively|either|instead|actually|unless|however|except|otherwise|else"
     r"|backup|wait"
@@ -88,7 +90,7 @@ _NUMBER = re.compile(r"[-+]?[0-9]+(?:,[0-9]{3})*(?:\.[0-9]+)?(?:/[0-9]+)?")
 _VALUE_SIGN = re.compile(r"[0-9]|\\(?:frac|sqrt|pi|infty)(?![A-Za-z])")
 
 
-_VERB = re.compile(r"^(?:=|(?:is|are|equals)(?: +exactly)? +(?=\S))\s*")
+_VERB = re.compile(r"^(?:=|(?:is|are|equals)(?: +exactly)? +(?=\S)|(?:exactly|only|just|precisely|simply) +(?=\S))\s*")
 _NOT_A_FACTOR = re.compile(r"[0-9}] \((?:by|as|at|an|be|via|cf|ie|eg|[ie]\.[eg]\.?) [^()]*\)$")
 
 
@@ -140,7 +142,7 @@ def may_be_left_out(
         words: whether the value is words.
     """
     remark = _EXCLUDED.sub(" ", spoken_mathematics(remark))
-    if _DENIES.search(remark):
+    if _DENIES.search(remark) or _NO.fullmatch(remark):
         return False
     if words:
         return bool(_REASON.match(remark)) or not re.search(

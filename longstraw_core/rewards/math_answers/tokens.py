@@ -35,6 +35,7 @@ _SAME_COMMAND = {
     "\\operatorname": "", "\\arctg": "\\arctan", "\\tg": "\\tan", "\\ctg": "\\cot", "\\lparen": "(", "\\rparen": ")",
     "\\colon": ":", "\\boxed": "", "\\fbox": "", "\\pmod": "\\mod", "\\bmod": "\\mod", "\\sim": "\\approx",
     "\\thickapprox": "\\approx", "\\doteq": "\\approx", "\\angle": "",
+    "\\langle": "(", "\\rangle": ")",
 }  # fmt: skip
 _GROUPED = r"[1-9][0-9]{0,2}(?:,[0-9]{3})+(?![0-9]|,[0-9])|[1-9][0-9]{0,2}(?: [0-9]{3})+(?! ?[0-9]| */)"
 _FRACTION_PART = r"(?:\.[0-9]+)?"
