@@ -44,7 +44,7 @@ _ONE_LETTER_UNIT = {
     "m": "meters", "g": "grams", "s": "seconds", "t": "tons", "h": "hours", "d": "days", "l": "liters", "L": "liters",
     "N": "newtons", "J": "joules", "W": "watts", "V": "volts", "K": "kelvins",
 }  # fmt: skip
-_EDGES = " \t\r\n*_`\"'"
+_EDGES = " \t\r\n#*_`\"'"
 
 
 def clean(text: str) -> str:

@@ -23,7 +23,8 @@ _LEAD_IN = re.compile(
     r"| ?=)(?: (?:exactly|equal to))?:? +(?=\S)"
 )
 _NO_LEAD_IN = re.compile(
-    r"\b(?:not|no|never|neither|nor|isn't|wrong|incorrect|maybe|perhaps|possibly|alternatively|either|or|but"
+    r"\b(?:while|import|def|return|lambda|print|eval|exec|true|false|none|for|if|else|try"
+    r"|not|no|never|neither|nor|isn't|wrong|incorrect|maybe|perhaps|possibly|alternatively|either|or|but"
     r"|actually|unless"
     r"|however|except|impossible|cannot|[a-z]+n['’]t|approximately|about|roughly|almost|more|less|fewer|least|most|over"
     r"|under|than)\b",
