@@ -58,11 +58,20 @@ COMPILE := $(BIN)/pip-compile --quiet --strip-extras --no-header --no-annotate -
 	--no-emit-find-links --no-emit-index-url --no-emit-trusted-host --no-emit-options
 
 locks: $(STAMP)  ## Re-resolve the pinned requirements of every image role
-	$(COMPILE) -o images/control/requirements.lock pyproject.toml
-	$(COMPILE) --extra trainer -o images/trainer/requirements.lock pyproject.toml
-	$(COMPILE) --extra sampler -o images/sampler/requirements.lock pyproject.toml
-	$(COMPILE) --extra trainer --extra sampler --extra dev -o requirements-dev.lock pyproject.toml
-	sed -i 's/+cpu$$//' images/*/requirements.lock requirements-dev.lock
+	$(COMPILE) --generate-hashes --extra control -o images/control/requirements.lock pyproject.toml
+	sed -n '/^kfp==/,/[^\\]$$/p' images/control/requirements.lock > images/executor.lock
+	$(COMPILE) --generate-hashes --extra trainer -o images/trainer/requirements-cpu.lock pyproject.toml
+	$(COMPILE) --generate-hashes --extra sampler -o images/sampler/requirements-cpu.lock pyproject.toml
+	PIP_CONFIG_FILE=/dev/null PIP_FIND_LINKS= \
+		$(COMPILE) --generate-hashes --extra trainer -o images/trainer/requirements-cuda.lock pyproject.toml
+	$(COMPILE) --extra control --extra trainer --extra sampler --extra dev -o requirements-dev.lock pyproject.toml
+	sed -i 's/+cpu$$//' requirements-dev.lock
+
+images: $(STAMP)  ## Build the three images, push them, write images.lock.json: REGISTRY=host/path BASE=name@sha256:… VARIANT=cuda
+	$(BIN)/python images/build.py --registry $(REGISTRY) --base $(BASE) --variant $(or $(VARIANT),cuda) $(IMAGES_OPTIONS)
+
+e2e-containers: $(STAMP)  ## Run the compiled pipeline in real containers (installs an engine where root on Debian has none)
+	LONGSTRAW_E2E_CONTAINERS=1 $(BIN)/pytest -s tests/e2e/containers
 
 bench-recall: $(EXAMPLE)/tiny-model $(EXAMPLE)/rows.jsonl  ## Measure that the reward rises, seeds 0 to 2
 	OMP_NUM_THREADS=1 $(BIN)/python benchmarks/recall_reward.py

@@ -13,7 +13,7 @@ ROOT = Path(__file__).resolve().parent.parent
 PAGES = sorted(
     path
     for path in ROOT.rglob("*.md")
-    if not {".venv", "runs", "build", ".pytest_cache"} & set(path.relative_to(ROOT).parts)
+    if not {".venv", ".tools", "runs", "build", ".pytest_cache"} & set(path.relative_to(ROOT).parts)
 )
 COMMAND = re.compile(r"(?:\.venv/bin/)?longstraw (?P<rest>[a-z][^`\n|#]*)")
 PLACEHOLDERS = {"NAME": "train", "…": ""}
@@ -55,8 +55,8 @@ def test_every_link_and_every_named_make_target_exists(page: Path) -> None:
     text = page.read_text(encoding="utf-8")
     for target in re.findall(r"\]\((?!https?:)([^)#]+)\)", text):
         assert (page.parent / target).exists(), target
-    targets = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(encoding="utf-8"), re.MULTILINE))
-    for target in re.findall(r"(?:^|`)make ([a-z][a-z-]*)", text, re.MULTILINE):
+    targets = set(re.findall(r"^([a-z][a-z0-9-]*):", (ROOT / "Makefile").read_text(encoding="utf-8"), re.MULTILINE))
+    for target in re.findall(r"(?:^|`)make ([a-z][a-z0-9-]*)", text, re.MULTILINE):
         assert target in targets, target
     for script in re.findall(r"python ((?:examples|benchmarks)/\S+\.py)", text):
         assert (ROOT / script).exists(), script
@@ -65,3 +65,9 @@ def test_every_link_and_every_named_make_target_exists(page: Path) -> None:
 def test_a_page_speaks_of_no_place_that_only_its_authors_have() -> None:
     for page in PAGES:
         assert not re.search(r"/(?:work|root|home)/", page.read_text(encoding="utf-8")), page
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda path: str(path.relative_to(ROOT)))
+def test_every_test_that_a_page_names_exists(page: Path) -> None:
+    for path, name in re.findall(r"`(tests/[\w/]+\.py)::(\w+)`", page.read_text(encoding="utf-8")):
+        assert f"def {name}(" in (ROOT / path).read_text(encoding="utf-8"), f"{path}::{name}"

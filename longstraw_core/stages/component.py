@@ -17,6 +17,7 @@ from longstraw_core.stages.execute import (
     spec_from_parameter,
 )
 from longstraw_core.stages.failure import report_stage_failure
+from longstraw_core.stages.source import check_image_role
 from longstraw_core.stages.summary import summarise
 from longstraw_core.stages.whole_file import write_whole
 
@@ -40,6 +41,7 @@ def run_component(stage: str, arguments: Mapping[str, Any]) -> str:
     run, transaction = str(arguments["run"]), int(arguments["transaction"])
     try:
         entry = stage_entry(stage)
+        check_image_role(stage, entry.image)
         request = StageRequest(
             stage=stage,
             spec=spec_from_parameter(arguments["spec"]),

@@ -13,6 +13,9 @@ from longstraw_core.spec import SpecError
 IMAGE_VARIABLE = "LONGSTRAW_IMAGE"
 """Set by our images to `repository@sha256:…`; absent outside a container."""
 
+IMAGE_ROLE_VARIABLE = "LONGSTRAW_IMAGE_ROLE"
+"""Set inside our images to the role they were built for; absent outside a container."""
+
 _LIBRARIES = ("kfp", "pydantic", "tokenizers", "transformers", "torch", "peft", "safetensors", "numpy")
 
 
@@ -42,6 +45,21 @@ def image_digest() -> str | None:
     if match is None:
         raise SpecError(f"{IMAGE_VARIABLE}={reference!r} is not a digest-pinned reference (repository@sha256:…)")
     return match.group(1)
+
+
+def check_image_role(stage: str, role: str) -> None:
+    """Check that this container was built for what `stage` needs.
+
+    Raises:
+        SpecError: the image lock names the image of another role, which lacks what the stage imports.
+    """
+    built_for = os.environ.get(IMAGE_ROLE_VARIABLE)
+    if built_for and built_for != role:
+        image = os.environ.get(IMAGE_VARIABLE, "this image")
+        raise SpecError(
+            f"stage {stage} needs the image of role {role}, and {image} is the one of role {built_for}: "
+            f"correct {role!r} in images.lock.json and compile again"
+        )
 
 
 def versions() -> dict[str, str]:

@@ -123,3 +123,14 @@ def test_an_unexpected_error_counts_as_a_failed_stage(
         run_component("audit_data", arguments)
     assert ended.value.code == 3
     assert "a bug of ours" in capsys.readouterr().err
+
+
+def test_an_image_of_another_role_is_refused_before_any_work(
+    arguments: dict[str, Any], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    monkeypatch.setenv("LONGSTRAW_IMAGE_ROLE", "trainer")
+    with pytest.raises(SystemExit) as stopped:
+        run_component("audit_data", arguments)
+    assert stopped.value.code == 2
+    assert "needs the image of role control" in capsys.readouterr().err
+    assert not list(tmp_path.glob("kfp/*"))

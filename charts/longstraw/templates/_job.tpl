@@ -48,6 +48,8 @@ containers:
       {{- toYaml .arguments | nindent 6 }}
     envFrom:
       - configMapRef:
+          name: longstraw-store
+      - configMapRef:
           name: {{ $fullname }}-environment
       {{- if $values.store.secretName }}
       - secretRef:

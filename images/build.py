@@ -1,0 +1,159 @@
+"""Build the images, push them, and write `images.lock.json` from what the registry returned.
+
+Needs buildah. Every file comes from the index that pip is configured for and must have a hash of the role's lock;
+the build itself fetches nothing. Files and layers carry the time of the commit, so the same commit, base and locks give
+the same digest on every machine.
+"""
+
+import argparse
+import json
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+import tomllib
+from dataclasses import dataclass
+from pathlib import Path
+
+from bill_of_materials import bill_of_materials
+
+IMAGES = Path(__file__).resolve().parent
+ROOT = IMAGES.parent
+ROLES = ("control", "trainer", "sampler")
+
+
+@dataclass(frozen=True)
+class Source:
+    """The commit that is built."""
+
+    revision: str
+    epoch: int
+    version: str
+
+
+def run(*command: str, cwd: Path = ROOT) -> str:
+    """Run a command and return what it printed; its error output goes to ours."""
+    return subprocess.run(command, cwd=cwd, check=True, stdout=subprocess.PIPE, text=True).stdout.strip()
+
+
+def source_of_tree(*, allow_changes: bool) -> Source:
+    """Return the commit of the working tree; uncommitted changes are refused unless they are allowed."""
+    changed = run("git", "status", "--porcelain")
+    if changed and not allow_changes:
+        raise SystemExit(f"uncommitted changes: an image names the commit it was built from; commit first\n{changed}")
+    revision = run("git", "rev-parse", "HEAD") + ("-changed" if changed else "")
+    version = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]["version"]
+    return Source(revision, int(run("git", "log", "-1", "--format=%ct")), version)
+
+
+def tls_option(insecure: bool) -> str:
+    """Return buildah's option that says whether registries speak TLS."""
+    return f"--tls-verify={str(not insecure).lower()}"
+
+
+def lock_files(role: str, variant: str) -> list[Path]:
+    """Return the hash-pinned requirements of a role: control has no torch and hence no variant."""
+    if role == "control":
+        return [IMAGES / "control" / "requirements.lock"]
+    return [IMAGES / role / f"requirements-{variant}.lock", IMAGES / "executor.lock"]
+
+
+def gather_wheels(role: str, variant: str, wheels: Path, source: Source) -> None:
+    """Put every wheel of the role and the project's own into `wheels`; hashes are checked while they are fetched."""
+    pip = [sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps", "--no-build-isolation"]
+    for lock in lock_files(role, variant):
+        run(*pip, "--require-hashes", "-r", str(lock), "--wheel-dir", str(wheels))
+    with tempfile.TemporaryDirectory() as scratch:
+        # the tracked files alone: what lies about in the working tree must not get into an image
+        for name in run("git", "ls-files", "longstraw_core", "components", "pipelines").splitlines():
+            target = Path(scratch) / name
+            target.parent.mkdir(parents=True, exist_ok=True)
+            shutil.copyfile(ROOT / name, target)
+        for name in ("pyproject.toml", "README.md", "LICENSE"):
+            shutil.copyfile(ROOT / name, Path(scratch) / name)
+        os.environ["SOURCE_DATE_EPOCH"] = str(source.epoch)
+        run(*pip, "--wheel-dir", str(wheels), ".", cwd=Path(scratch))
+
+
+def build(role: str, variant: str, base: str, source: Source, *, insecure: bool) -> str:
+    """Build one role and return the id of the local image."""
+    with tempfile.TemporaryDirectory(prefix=f"longstraw-{role}-") as scratch:
+        context = Path(scratch)
+        gather_wheels(role, variant, context / "wheels", source)
+        shutil.copyfile(IMAGES / "Containerfile", context / "Containerfile")
+        identity = context / "image"
+        arguments = {"BASE": base, "ROLE": role, "REVISION": source.revision, "VERSION": source.version}
+        run(
+            *(
+                "buildah",
+                "build",
+                "--quiet",
+                tls_option(insecure),
+                "--format",
+                "oci",
+                "--isolation",
+                "chroot",
+                "--layers=false",
+            ),
+            *("--timestamp", str(source.epoch), "--iidfile", str(identity)),
+            *(part for name, value in arguments.items() for part in ("--build-arg", f"{name}={value}")),
+            str(context),
+        )
+        return identity.read_text(encoding="utf-8").strip()
+
+
+def push(image: str, repository: str, tag: str, *, insecure: bool) -> str:
+    """Push an image and return `repository@sha256:…` as the registry answers for it."""
+    run("buildah", "push", "--quiet", tls_option(insecure), image, f"docker://{repository}:{tag}")
+    # what the registry says, not what was sent: it may have stored another form of the manifest
+    answer = run("skopeo", "inspect", tls_option(insecure), "--no-tags", f"docker://{repository}:{tag}")
+    digest = json.loads(answer)["Digest"]
+    return f"{repository}@{digest}"
+
+
+def write_whole(path: Path, content: str) -> None:
+    """Replace a file at once, never half."""
+    temporary = path.with_name(path.name + ".partial")
+    temporary.write_text(content, encoding="utf-8")
+    os.replace(temporary, path)
+
+
+def main() -> None:
+    """Build and push the chosen roles; entries of other roles in the lock stay."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--registry", required=True, help="host[:port]/path below which the three repositories lie")
+    parser.add_argument("--base", required=True, help="base image with Python 3.11, by digest: repository@sha256:…")
+    parser.add_argument("--variant", choices=("cuda", "cpu"), default="cuda", help="which build of torch")
+    parser.add_argument("--role", choices=ROLES, action="append", help="one role (default: all three)")
+    parser.add_argument("--lock", type=Path, default=IMAGES / "images.lock.json", help="lock file to write")
+    parser.add_argument("--bills", type=Path, default=ROOT / "build" / "sbom", help="directory for the SBOMs")
+    parser.add_argument("--store", help="artifact store that gets the SBOMs as blobs, for instance s3://bucket/team")
+    parser.add_argument("--insecure-registry", action="store_true", help="the registry speaks plain HTTP")
+    parser.add_argument("--allow-changes", action="store_true", help="build a tree with uncommitted changes")
+    options = parser.parse_args()
+    if "@sha256:" not in options.base:
+        raise SystemExit(f"--base {options.base}: pin it by digest; `skopeo inspect docker://{options.base}` prints it")
+    source = source_of_tree(allow_changes=options.allow_changes)
+    lock = json.loads(options.lock.read_text(encoding="utf-8")) if options.lock.exists() else {}
+    for role in options.role or ROLES:
+        image = build(role, options.variant, options.base, source, insecure=options.insecure_registry)
+        reference = push(image, f"{options.registry}/{role}", source.revision[:12], insecure=options.insecure_registry)
+        bill = bill_of_materials(image, reference, source.epoch)
+        options.bills.mkdir(parents=True, exist_ok=True)
+        write_whole(options.bills / f"{role}.cdx.json", bill)
+        stored = None
+        if options.store:
+            from longstraw_core.artifacts import open_store
+
+            stored = open_store(options.store).put_blob(bill.encode(), "application/vnd.cyclonedx+json").uri
+        lock[role] = reference
+        write_whole(options.lock, json.dumps(lock, indent=2, sort_keys=True) + "\n")
+        print(
+            json.dumps({"role": role, "image": reference, "sbom": stored, "revision": source.revision}),
+            flush=True,
+        )
+
+
+if __name__ == "__main__":
+    main()
