@@ -17,7 +17,6 @@ FaultKind = Literal[
     "malformed",
     "misplaced",
     "chain",
-    "staging",
     "incomplete",
     "signature",
 ]
@@ -61,7 +60,7 @@ class VerifyReport:
     bytes: int = 0
     """Bytes re-hashed, blobs and receipts; for a run directory, all its files."""
     unreferenced: list[str] = field(default_factory=list[str])
-    """Intact blobs that no receipt leads to, for instance left by a killed stage; harmless."""
+    """What lies in `staging/`, and intact blobs that no receipt leads to, as killed stages leave them; harmless."""
     unchecked: list[str] = field(default_factory=list[str])
     """External inputs that are not reachable from here, as `<receipt name> <input>: <uri>`; not a fault."""
 

@@ -66,7 +66,8 @@ def check_policy_parent(store: Store, policy: str, parent: Descriptor | None) ->
 def advance_policy(store: Store, policy: str, checkpoint: Descriptor, manifest: CheckpointManifest) -> PolicyPointer:
     """Move a policy to a checkpoint from that checkpoint's parent; doing it again changes nothing.
 
-    A policy without a pointer takes any checkpoint: nobody else has moved it.
+    A stage that was killed after it moved the pointer does it again, perhaps when the policy is already further on.
+    Returns where the policy stands. A policy without a pointer takes any checkpoint: nobody else has moved it.
 
     Raises:
         PolicyMoved: it stands elsewhere than at the parent.
@@ -84,10 +85,25 @@ def advance_policy(store: Store, policy: str, checkpoint: Descriptor, manifest: 
         stored = store.read_pointer(name)
         if stored is not None:
             current = parse_pointer(stored.content, name=name)
-            if current == wanted:
-                return wanted
+            if current == wanted or _came_through(store, current, checkpoint, manifest.lineage):
+                return current
             if current.checkpoint != manifest.parent:
                 raise PolicyMoved(policy, current, manifest.parent, checkpoint)
         if store.replace_pointer(name, canonical_json(wanted), stored):
             return wanted
     raise Retryable(f"{store.uri}/{name} keeps changing while it is moved; run again")
+
+
+def _came_through(store: Store, current: PolicyPointer, checkpoint: Descriptor, lineage: int) -> bool:
+    """Whether a policy stood at a checkpoint of this lineage before: follows the parents back to it."""
+    ancestor = current.checkpoint
+    for _ in range(current.lineage - lineage):
+        content = store.get_bytes(ancestor)
+        try:
+            manifest = CheckpointManifest.model_validate(parse_canonical_json(content, name=ancestor.uri))
+        except ValidationError as error:
+            raise IntegrityError(f"{ancestor.uri} is not a checkpoint manifest: {first_complaint(error)}") from error
+        if manifest.parent is None:
+            return False
+        ancestor = manifest.parent
+    return ancestor == checkpoint

@@ -20,6 +20,7 @@ RUNS_PREFIX = "runs/"
 _STAGES = "|".join(get_args(StageName))
 _RUN = r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}"
 _RECEIPT_NAME = re.compile(rf"runs/(?P<run>{_RUN})/(?P<transaction>[0-9]{{4}})/(?P<stage>{_STAGES})/receipt\.json")
+_PARTS_OF_RECEIPT_NAME = 5
 _ENVELOPE = "/receipt.dsse.json"
 _STAGE_BY_NAME: dict[str, StageName] = {stage: stage for stage in get_args(StageName)}
 
@@ -61,9 +62,10 @@ def place_of(name: str) -> ReceiptPlace | None:
 
 def split_receipt_uri(uri: str) -> tuple[str, ReceiptPlace | None]:
     """Split the URI of a receipt into its store's URI and its place; any other URI comes back whole."""
-    root, found, rest = uri.rpartition(f"/{RUNS_PREFIX}")
-    place = place_of(RUNS_PREFIX + rest) if found else None
-    return (root, place) if place is not None else (uri, None)
+    # counted from the end: prefixes and runs may be called `runs` too
+    parts = uri.rsplit("/", _PARTS_OF_RECEIPT_NAME)
+    place = place_of("/".join(parts[1:]))
+    return (parts[0], place) if place is not None else (uri, None)
 
 
 def envelope_name(receipt: str) -> str:
@@ -86,8 +88,10 @@ def write_receipt(store: Store, predicate: ReceiptPredicate) -> Descriptor:
     Raises:
         AlreadyPublished: this stage already has another receipt; read that one with `read_receipt`.
         IntegrityError: an output that the receipt claims, or a file of one that is a tree, is not in the store.
-        SpecError: the receipt cannot be written as it is (for instance an input key of unknown form).
+        SpecError: the receipt cannot be written as it is (for instance an input key of unknown form), or there is a
+            verify key and nothing to sign with.
     """
+    store.keys.check_can_write()
     for key in predicate.inputs:
         parse_input_key(key)
     if missing := missing_outputs(store, predicate.outputs):

@@ -131,11 +131,11 @@ class S3Reader:
                     return self._empty()
                 raise self._connection.typed(error, f"reading {self._key}") from error
             stated = _CONTENT_RANGE.fullmatch(str(response.get("ContentRange", "")))
-            length = int(response["ContentLength"])
-            if stated is None and length > READ_PART_BYTES:
+            length = response.get("ContentLength")  # absent where a proxy sends the body in chunks
+            if stated is None and (length is None or length > READ_PART_BYTES):
                 response["Body"].close()
                 raise SpecError(f"reading {self._key}: {self._connection.shown} ignores ranges; use another server")
-            size = int(stated[3]) if stated else length
+            size = int(stated[3]) if stated else int(length or 0)
             content = _body(response, min(size, READ_PART_BYTES))
             return _Version(size, str(response.get("ETag", "")), response.get("VersionId")), content
 

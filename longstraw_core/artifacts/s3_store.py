@@ -160,7 +160,10 @@ class S3Store(Store):
                     )
 
     def clear_stale_staging(self) -> int:
-        """Abort uploads that nobody continued for a week; younger ones may have a living writer, or a rerun ahead."""
+        """Abort uploads that nobody continued for a week, and delete what was tried on when a store was opened.
+
+        Younger ones may have a living writer, or a rerun ahead.
+        """
         limit = datetime.now(UTC) - ABANDONED_AFTER
         abandoned: list[tuple[str, str]] = []
         with self._connection.reporting(f"listing unfinished uploads of {self._uri}"):
@@ -175,7 +178,10 @@ class S3Store(Store):
                 ]
         for key, upload in abandoned:
             abort_upload(self._connection, key, upload)
-        return len(abandoned)
+        probes = [found.path for found in self.walk("staging/") if found.modified < limit.timestamp()]
+        for name in probes:
+            self.delete_object(name)
+        return len(abandoned) + len(probes)
 
     def delete_object(self, name: str) -> None:
         """Delete an object; see `Store.delete_object`."""
@@ -289,10 +295,11 @@ class S3Store(Store):
             return
         key = f"{self._root}staging/{uuid.uuid4().hex}"
         try:
-            first = put_once(self._connection, key, b"first", "text/plain")
+            # the answer to an attempt that succeeded may have been lost, and boto3 asked again: then the bytes decide
+            first = put_once(self._connection, key, b"first", "text/plain") or self._is(key, b"first")
             if put_once(self._connection, key, b"other", "text/plain") or not first:
                 raise self._unconditional("If-None-Match: *", "nothing would be safe from being overwritten")
-            replaced = self._put_if(key, b"second", self._etag(key))
+            replaced = self._put_if(key, b"second", self._etag(key)) or self._is(key, b"second")
             if not replaced:
                 raise self._unconditional("If-Match", "a policy could never be moved", "does not know")
             if self._put_if(key, b"third", '"00000000000000000000000000000000"'):
@@ -311,6 +318,13 @@ class S3Store(Store):
     def _etag(self, key: str) -> str:
         with self._connection.reporting(f"opening store {self._uri}"):
             return str(self._connection.client.head_object(Bucket=self._connection.bucket, Key=key)["ETag"])
+
+    def _is(self, key: str, content: bytes) -> bool:
+        try:
+            with self.open_object(key.removeprefix(self._root)) as opened:
+                return opened.stream.read() == content
+        except FileNotFoundError:
+            return False
 
     def _put_if(self, key: str, content: bytes, version: str) -> bool:
         """Replace an object if its ETag is still `version`; False when the server says that it is not."""

@@ -56,6 +56,14 @@ class ReceiptKeys:
     signing: Ed25519PrivateKey | None = None
     verify: Ed25519PublicKey | None = None
 
+    def check_can_write(self) -> None:
+        """Raise SpecError where receipts are refused unless signed and this process could not sign its own."""
+        if self.verify is not None and self.signing is None:
+            raise SpecError(
+                f"{VERIFY_KEY_VARIABLE} is set and {SIGNING_KEY_VARIABLE} is not, so this receipt would be refused "
+                f"when it is read; set {SIGNING_KEY_VARIABLE}, or neither"
+            )
+
     def sign(self, content: bytes) -> bytes:
         """Envelope of a receipt's bytes; Ed25519 is deterministic, so the same receipt gives the same envelope."""
         if self.signing is None:
@@ -156,9 +164,13 @@ def _authenticated(content: bytes) -> bytes:
 
 def _decoded(text: str, name: str) -> bytes:
     try:
-        return base64.b64decode(text, validate=True)
+        decoded = base64.b64decode(text, validate=True)
     except ValueError as error:
         raise IntegrityError(f"{name}: not valid base64; do not use this receipt") from error
+    # the last character has bits that decoding drops: of several spellings only the one that is written counts
+    if base64.b64encode(decoded).decode("ascii") != text:
+        raise IntegrityError(f"{name}: base64 in another form than the canonical one; do not use this receipt")
+    return decoded
 
 
 def _read(path: Path, variable: str) -> bytes:

@@ -42,6 +42,9 @@ def parse_snapshot(content: bytes, *, name: str) -> Descriptor:
         manifest = Descriptor.model_validate(value)
     except ValidationError as error:
         raise IntegrityError(f"{name} is not a descriptor: {first_complaint(error)}") from error
-    if snapshot_name(manifest.digest) != name or manifest.media_type != MEDIA_TYPE_TREE:
-        raise IntegrityError(f"{name} registers {manifest.digest} ({manifest.media_type}); do not use it")
+    blob = blob_name(manifest.digest)
+    if snapshot_name(manifest.digest) != name or manifest.uri != blob or manifest.media_type != MEDIA_TYPE_TREE:
+        raise IntegrityError(
+            f"{name} registers {manifest.digest} ({manifest.media_type}) as {manifest.uri}; do not use it"
+        )
     return manifest

@@ -95,6 +95,7 @@ def run_stage(request: StageRequest) -> StageOutcome:
     if earlier is not None:
         outcome = StageOutcome(earlier[0], earlier[1], reused=True, store=store)
     else:
+        store.keys.check_can_write()
         predicate = _execute(store, request, entry, receipts, receipt_inputs, log)
         descriptor = write_receipt(store, predicate)
         outcome = StageOutcome(read_receipt(store, descriptor), descriptor, reused=False, store=store)

@@ -8,13 +8,22 @@ from typing import get_args
 import pytest
 from click.testing import CliRunner, Result
 
-from longstraw_core.artifacts import FileStore, ReceiptPlace, seal_directory, verify_store, write_receipt
+from longstraw_core.artifacts import (
+    FileStore,
+    ReceiptPlace,
+    publish_manifest,
+    seal_directory,
+    verify_store,
+    write_receipt,
+)
 from longstraw_core.artifacts.faults import MissingStages
 from longstraw_core.artifacts.verification.completeness import missing_stages
 from longstraw_core.cli.main import main
-from longstraw_core.spec import canonical_json
+from longstraw_core.spec import CheckpointManifest, Descriptor, canonical_json
+from longstraw_core.spec.descriptors import MEDIA_TYPE_CHECKPOINT, TreeManifest
 from longstraw_core.spec.policy import PolicyPointer
 from longstraw_core.spec.receipts import StageName
+from tests.artifacts.conftest import SPEC_DIGEST
 
 STAGES = get_args(StageName)
 
@@ -32,6 +41,26 @@ def complete(tmp_path: Path, make_predicate) -> FileStore:
             output = store.put_blob(f"{stage} {transaction}".encode(), "text/plain")
             write_receipt(store, make_predicate(stage, transaction, {}, {"output": output}))
     return store
+
+
+def publish_checkpoint(store: FileStore, run: str, transaction: int, parent: Descriptor | None) -> Descriptor:
+    """A checkpoint without files, whose lineage is its transaction."""
+    manifest = CheckpointManifest(
+        run=run,
+        transaction=transaction,
+        lineage=transaction,
+        data_position=transaction,
+        stepped=True,
+        optimizer_steps=transaction,
+        tree=publish_manifest(store, TreeManifest(entries=())),
+        files=(),
+        parent=parent,
+        model_snapshot=store.put_blob(b"model", "text/plain"),
+        spec_digest=SPEC_DIGEST,
+        gradient="exact",
+        receipts={},
+    )
+    return store.put_blob(canonical_json(manifest), MEDIA_TYPE_CHECKPOINT)
 
 
 def places(*counts: int, run: str = "demo") -> list[ReceiptPlace]:
@@ -68,8 +97,8 @@ def test_removing_the_newest_receipts_breaks_no_chain_but_is_seen_from_the_store
     for stage in STAGES[-removed:]:
         (complete.root / ReceiptPlace("demo", 2, stage).name).unlink()
     if removed == 9:  # a whole transaction: only what refers to it can tell
-        blob = complete.put_blob(b"checkpoint", "text/plain")
-        pointer = PolicyPointer(policy="main", checkpoint=blob, lineage=2, run="demo", transaction=2)
+        checkpoint = publish_checkpoint(complete, "demo", 2, publish_checkpoint(complete, "older", 1, None))
+        pointer = PolicyPointer(policy="main", checkpoint=checkpoint, lineage=2, run="demo", transaction=2)
         assert complete.replace_pointer("policies/main/current.json", canonical_json(pointer), None)
     report = verify_store(complete, "demo")
     assert report.faults == []

@@ -1,14 +1,23 @@
 """Given runs that start from one checkpoint, when both want to become current, then one does and the other is told."""
 
+import json
 import os
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from longstraw_core.artifacts import PolicyMoved, advance_policy, check_policy_parent, open_store, read_policy
+from longstraw_core.artifacts import (
+    PolicyMoved,
+    advance_policy,
+    check_policy_parent,
+    open_store,
+    read_policy,
+    verify_store,
+)
 from longstraw_core.artifacts.store import Store
-from longstraw_core.spec import CheckpointManifest, Descriptor
+from longstraw_core.spec import CheckpointManifest, Descriptor, canonical_json
 from longstraw_core.spec.errors import IntegrityError, SpecError
 from tests.artifacts.conftest import publish_run_into
 from tests.artifacts.test_kills import start, wait
@@ -75,6 +84,48 @@ def test_exactly_one_of_several_processes_becomes_the_child(store: Store, publis
     pointer = read_policy(store, "main")
     assert pointer is not None
     assert pointer.checkpoint in [checkpoint for checkpoint, _ in rivals]
+
+
+def test_a_winner_that_was_killed_before_its_receipt_is_no_loser_when_others_have_gone_on(
+    store: Store, publish: Publish
+) -> None:
+    first = publish("first")
+    advance_policy(store, "main", *first)
+    second = publish("second", first[0], 1)
+    advance_policy(store, "main", *second)
+    third = publish("third", second[0], 2)
+    pointer = advance_policy(store, "main", *third)
+    for earlier in (first, second):
+        assert advance_policy(store, "main", *earlier) == pointer
+    for loser in (publish("loser"), publish("rival", first[0], 1), publish("late", second[0], 2)):
+        with pytest.raises(PolicyMoved):
+            advance_policy(store, "main", *loser)
+    assert read_policy(store, "main") == pointer
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"lineage": 7},
+        {"run": "other"},
+        {"transaction": 2},
+        {"checkpoint": {"media_type": "application/json"}},
+        {"checkpoint": {"size": 1}},
+    ],
+)
+def test_a_pointer_that_says_something_else_than_its_checkpoint_is_a_fault(
+    store: Store, publish: Publish, change: dict[str, Any]
+) -> None:
+    name = "policies/main/current.json"
+    advance_policy(store, "main", *publish("first"))
+    assert verify_store(store).faults == []
+    stored = store.read_pointer(name)
+    assert stored is not None
+    fields = json.loads(stored.content)
+    for key, value in change.items():
+        fields[key] = fields[key] | value if isinstance(value, dict) else value
+    assert store.replace_pointer(name, canonical_json(fields), stored)
+    assert name in {fault.path for fault in verify_store(store).faults}
 
 
 def test_an_answer_that_was_lost_does_not_make_the_winner_a_loser(store: Store) -> None:

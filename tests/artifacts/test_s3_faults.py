@@ -5,9 +5,12 @@ import os
 import shutil
 import signal
 import subprocess
+import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from datetime import timedelta
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
@@ -15,7 +18,8 @@ import pytest
 from longstraw_core.artifacts import find_receipt, open_store, verify_store, write_receipt
 from longstraw_core.artifacts.files import PARTIAL_PREFIX, clear_partials
 from longstraw_core.artifacts.store import Store
-from longstraw_core.spec.errors import IntegrityError, Retryable
+from longstraw_core.spec import Descriptor
+from longstraw_core.spec.errors import IntegrityError, Retryable, SpecError
 from tests.artifacts.conftest import publish_run_into
 from tests.artifacts.test_kills import start, wait
 from tests.servers.fault_proxy import Fault, FaultProxy, fault_proxy
@@ -238,8 +242,9 @@ def test_a_blob_that_another_tool_stored_in_parts_is_judged_by_its_bytes_and_not
     uri: str, proxy: FaultProxy, seaweedfs_server: S3Server
 ) -> None:
     store, client = open_store(uri), seaweedfs_server.client()
-    for harm in (b"", b"x"):
+    for harmed in (False, True):
         content = os.urandom(6 * MIB)
+        harm = bytes([content[5 * MIB] ^ 1]) if harmed else b""
         key = f"{uri.removeprefix('s3://artifacts/')}/blobs/sha256/{hashlib.sha256(content).hexdigest()}"
         upload = client.create_multipart_upload(Bucket="artifacts", Key=key)["UploadId"]
         parts = []
@@ -291,3 +296,68 @@ def test_a_file_that_changes_while_it_is_stored_is_not_stored(store: Store, prox
     proxy.on_request = None
     assert store.list_names("blobs/") == []
     assert store.get_bytes(store.put_blob(source, BYTES)) == source.read_bytes()
+
+
+@pytest.mark.parametrize("write", [1, 3])
+def test_a_server_whose_answer_is_lost_while_it_is_tried_out_is_not_refused(
+    uri: str, proxy: FaultProxy, write: int
+) -> None:
+    """The repeated request meets its own success: the first creation, or the replacement after a refused second."""
+    writes = iter(range(1, 100))
+    is_lost: Callable[[bytes], bool] = lambda line: (  # noqa: E731
+        line.startswith(b"PUT") and b"/staging/" in line and next(writes) == write
+    )
+    proxy.faults.append(Fault("lose_answer", 1, is_lost))
+    store = open_store(uri, create=True)
+    assert proxy.faults[0].hits == 1
+    assert store.list_names() == ["runs/here"]
+
+
+def test_what_a_killed_opening_left_is_no_fault_and_is_cleared_when_old(
+    store: Store, monkeypatch: pytest.MonkeyPatch, seaweedfs_server: S3Server
+) -> None:
+    store.delete_object("runs/here")
+    bucket, _, prefix = store.uri.removeprefix("s3://").partition("/")
+    seaweedfs_server.client().put_object(Bucket=bucket, Key=f"{prefix}/staging/probe", Body=b"second")
+    report = verify_store(store)
+    assert (report.faults, report.unreferenced) == ([], ["staging/probe"])
+    assert store.clear_stale_staging() == 0
+    monkeypatch.setattr("longstraw_core.artifacts.s3_store.ABANDONED_AFTER", timedelta(seconds=-60))
+    assert store.clear_stale_staging() == 1
+    assert store.list_names() == []
+
+
+class _ChunkedHandler(BaseHTTPRequestHandler):
+    """An S3 server behind something that sends bodies in chunks and so states no length."""
+
+    protocol_version = "HTTP/1.1"
+
+    def do_GET(self) -> None:
+        listing = "list-type" in self.path
+        body = b"<ListBucketResult><Contents><Key>p/x</Key></Contents></ListBucketResult>" if listing else b"content"
+        ranged = not listing and "/whole" not in self.path
+        self.send_response(206 if ranged else 200)
+        if ranged:
+            self.send_header("Content-Range", f"bytes 0-{len(body) - 1}/{len(body)}")
+        self.send_header("ETag", '"0"')
+        self.send_header("Transfer-Encoding", "chunked")
+        self.end_headers()
+        self.wfile.write(b"%x\r\n%s\r\n0\r\n\r\n" % (len(body), body))
+
+    def log_message(self, format: str, *args: object) -> None:
+        """Say nothing."""
+
+
+def test_a_body_without_a_stated_length_is_read_or_refused_in_words(
+    seaweedfs_server: S3Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with ThreadingHTTPServer(("127.0.0.1", 0), _ChunkedHandler) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        for name, value in seaweedfs_server.environment(f"http://127.0.0.1:{server.server_port}").items():
+            monkeypatch.setenv(name, value)
+        store = open_store("s3://artifacts/p")
+        size, digest = 7, f"sha256:{hashlib.sha256(b'content').hexdigest()}"
+        assert store.get_bytes(Descriptor(uri="runs/x", digest=digest, size=size, media_type=BYTES)) == b"content"
+        with pytest.raises(SpecError, match="ignores ranges"):
+            store.get_bytes(Descriptor(uri="runs/whole", digest=digest, size=size, media_type=BYTES))
+        server.shutdown()

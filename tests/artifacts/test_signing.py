@@ -13,6 +13,7 @@ from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption,
 from longstraw_core.artifacts import find_receipt, keys_from_environment, open_store, read_receipt, verify_store
 from longstraw_core.artifacts.receipts import envelope_name, receipt_name, write_receipt
 from longstraw_core.artifacts.store import Store
+from longstraw_core.spec import canonical_json
 from longstraw_core.spec.errors import IntegrityError, SpecError
 from tests.artifacts.conftest import publish_run_into
 
@@ -157,3 +158,38 @@ def test_key_files_that_cannot_be_used_are_named_and_never_shown(
         assert "c2VjcmV0" not in str(refused.value)
     with pytest.raises(SpecError, match="not the public key of"):
         use_keys("ours", "theirs")
+
+
+@pytest.mark.parametrize("part", ["sig", "payload"])
+def test_another_spelling_of_the_same_base64_is_refused(
+    use_keys: Callable[..., Store], make_predicate, part: str
+) -> None:
+    """Decoding drops the last bits, so a changed character may give the same bytes."""
+    store = use_keys(signing="ours")
+    for status in ("ok", "fine", "good!"):  # one of three lengths in a row has a payload without padding
+        predicate = make_predicate("audit_data", 1, {}, {"x": store.put_blob(b"x", BYTES)})
+        receipt = write_receipt(store, predicate.model_copy(update={"status": status}))
+        envelope = json.loads(store.get_bytes(store.describe_object(envelope_name(NAME), BYTES)))
+        holder = envelope if part == "payload" else envelope["signatures"][0]
+        if holder[part].endswith("="):
+            break
+        store.delete_object(NAME)
+        store.delete_object(envelope_name(NAME))
+    digits, padding = holder[part].rstrip("="), "=" * holder[part].count("=")
+    alphabet = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/"
+    holder[part] = digits[:-1] + alphabet[alphabet.index(digits[-1]) ^ 1] + padding
+    assert padding
+    replace(store, envelope_name(NAME), canonical_json(envelope))
+    with pytest.raises(IntegrityError, match="base64"):
+        read_receipt(store, receipt)
+    assert [fault.kind for fault in verify_store(store).faults] == ["signature"]
+
+
+def test_who_can_only_check_writes_no_receipt_that_it_would_refuse(
+    use_keys: Callable[..., Store], make_predicate
+) -> None:
+    store = use_keys(verify="ours")
+    blob = store.put_blob(b"x", BYTES)
+    with pytest.raises(SpecError, match="LONGSTRAW_SIGNING_KEY is not"):
+        write_receipt(store, make_predicate("audit_data", 1, {}, {"x": blob}))
+    assert store.list_names("runs/") == []

@@ -13,7 +13,10 @@ from hypothesis import strategies as st
 
 from longstraw_core.artifacts import (
     FileStore,
+    ReceiptPlace,
+    register_snapshot,
     seal_directory,
+    split_receipt_uri,
     unseal_directory,
     verify_directory,
     verify_store,
@@ -195,7 +198,7 @@ def test_a_fifo_a_leftover_and_a_non_utf8_name_are_named_in_one_report(run_direc
         file.write(b"x")
     report = verify_directory(run_directory)
     assert "special" in named(report, "store/pipe")
-    assert "staging" in named(report, "store/staging/abc")
+    assert named(report, "store/staging/abc") == ["extra"]
     assert named(report, "logs/\\udcff") == ["extra"]
 
 
@@ -300,6 +303,18 @@ def without(key: str) -> Callable[[dict], None]:
             "train",
             1,
             lambda predicate: predicate["inputs"]["receipt:audit_data"].update(uri="runs/x"),
+            "is not the receipt that was read",
+        ),
+        (
+            "manifest_checkpoint",  # nobody names the last receipt, so only its own input can be at fault
+            2,
+            lambda predicate: predicate["inputs"]["receipt:train"].update(size=1),
+            "is not the receipt that was read",
+        ),
+        (
+            "manifest_checkpoint",  # nobody names the last receipt, so only its own input can be at fault
+            2,
+            lambda predicate: predicate["inputs"]["receipt:train"].update(media_type="text/plain"),
             "is not the receipt that was read",
         ),
         (
@@ -587,6 +602,34 @@ def test_a_pointer_that_is_none_is_reported_with_the_digest_of_its_bytes(run_dir
         path.write_bytes(b'{"no":1}')
         (fault,) = [fault for fault in verify_store(store).faults if fault.path == name]
         assert (fault.kind, fault.observed) == ("malformed", "sha256:" + hashlib.sha256(b'{"no":1}').hexdigest())
+
+
+def test_a_registered_snapshot_whose_descriptor_was_edited_is_named(run_directory: Path, snapshot: Path) -> None:
+    store = FileStore(run_directory / "store")
+    digest = register_snapshot(store, snapshot).digest.removeprefix("sha256:")
+    assert verify_store(store).faults == []
+    path = store.root / f"snapshots/{digest}.json"
+    intact = json.loads(path.read_bytes())
+    for change in ({"uri": "elsewhere"}, {"size": 1}, {"media_type": "text/plain"}, {"digest": OTHER}):
+        overwrite(path, canonical_json(intact | change))
+        assert f"snapshots/{digest}.json" in {fault.path for fault in verify_store(store).faults}, change
+
+
+def test_what_a_writer_has_in_staging_is_listed_and_no_fault(run_directory: Path) -> None:
+    """Whoever verifies a store while others write into it must not be told of tampering."""
+    (run_directory / "store" / "staging" / "unfinished").write_bytes(b"half")
+    report = verify_store(FileStore(run_directory / "store"))
+    assert report.faults == []
+    assert "staging/unfinished" in report.unreferenced
+
+
+@pytest.mark.parametrize("root", ["s3://bucket", "s3://bucket/runs", "s3://bucket/a/runs/b", "file:///runs/runs"])
+@pytest.mark.parametrize("run", ["nightly", "runs", "0001"])
+def test_the_uri_of_a_receipt_is_split_whatever_prefix_and_run_are_called(root: str, run: str) -> None:
+    place = ReceiptPlace(run, 2, "train")
+    assert split_receipt_uri(f"{root}/{place.name}") == (root, place)
+    for other in (root, f"{root}/runs/{run}", f"{root}/runs/{run}/0000/train/receipt.json"):
+        assert split_receipt_uri(other) == (other, None)
 
 
 def test_a_missing_directory_is_a_usage_error(tmp_path: Path) -> None:

@@ -26,8 +26,8 @@ class Fault:
     """One way to misbehave, a number of times, on requests whose first line a test chooses."""
 
     kind: str
-    """`cut_answer`, `flip_answer`, `truncate_answer`, `cut_request`, `flip_request`, `slow_down`, `forbidden` or, which
-    never answers, `silent`."""
+    """`cut_answer`, `flip_answer`, `truncate_answer`, `cut_request`, `flip_request`, `slow_down`, `forbidden`,
+    `lose_answer`, where the server did what it was asked, or, which never answers, `silent`."""
     times: int
     matches: Callable[[bytes], bool] = lambda line: True
     after_bytes: int = 1000
@@ -117,6 +117,8 @@ def _serve(client: socket.socket, upstream: tuple[str, int], proxy: FaultProxy) 
             answer = _head(answers)
             while answer.startswith(b"HTTP/1.1 100"):
                 answer = _head(answers)
+            if kind == "lose_answer":
+                return
             length = 0 if line.startswith(b"HEAD") else _length(answer)
             client.sendall(answer)
             if not _pass(answers, client, length, fault, request=False):

@@ -115,3 +115,14 @@ def test_signed_transactions_share_a_policy_and_verify_from_any_receipt(
     }
     assert ("changed", trained.uri) in faults
     assert ("signature", receipt_name("ours", 1, "sample")) in faults
+
+
+def test_a_stage_that_could_not_sign_does_no_work(
+    spec_fields: dict[str, Any], uri: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("LONGSTRAW_SIGNING_KEY")
+    monkeypatch.setenv("LONGSTRAW_VERIFY_KEY", str(tmp_path / "key.pub.pem"))
+    with pytest.raises(SpecError, match="LONGSTRAW_SIGNING_KEY is not"):
+        run(make_spec(spec_fields, f"storage.uri={uri}"), "audit_data")
+    with pytest.raises(SpecError, match="is empty"):
+        open_store(uri)

@@ -68,12 +68,12 @@ class ChainCheck:
             self.reader.fault("chain", place.name, descriptor.digest, "no receipt", message)
             return
         if parsed.kind == "receipt":
-            if descriptor.digest != known.digest or descriptor.uri != producer.name:
+            if descriptor != known.descriptor:
                 self.reader.fault(
                     "chain",
                     place.name,
-                    f"{producer.name} {descriptor.digest}",
-                    f"{descriptor.uri} {known.digest}",
+                    _whole(descriptor),
+                    _whole(known.descriptor),
                     f"{shown}: {producer.name} is not the receipt that was read",
                 )
             return
@@ -83,12 +83,11 @@ class ChainCheck:
             self.reader.fault("chain", place.name, receipt_key, "nothing", message)
         output = known.receipt.predicate.outputs.get(parsed.name)
         if output != descriptor:
-            observed = "no such output" if output is None else f"{output.uri} {output.digest} ({output.size} bytes)"
             self.reader.fault(
                 "chain",
                 place.name,
-                f"{descriptor.uri} {descriptor.digest} ({descriptor.size} bytes)",
-                observed,
+                _whole(descriptor),
+                "no such output" if output is None else _whole(output),
                 f"{shown}: not what {producer.name} says it wrote",
             )
 
@@ -114,3 +113,7 @@ class ChainCheck:
             self.reader.report.unchecked.append(shown)
         else:
             self.reader.report.faults.extend(faults)
+
+
+def _whole(descriptor: Descriptor) -> str:
+    return f"{descriptor.uri} {descriptor.digest} ({descriptor.size} bytes, {descriptor.media_type})"

@@ -12,6 +12,7 @@ from longstraw_core.artifacts.verification.receipts import ReceiptReader
 from longstraw_core.spec.canonical import parse_canonical_json
 from longstraw_core.spec.descriptors import MEDIA_TYPE_CHECKPOINT, MEDIA_TYPE_TREE, Descriptor, TreeManifest
 from longstraw_core.spec.errors import IntegrityError
+from longstraw_core.spec.policy import PolicyPointer
 from longstraw_core.spec.receipts import CheckpointManifest
 
 
@@ -51,6 +52,26 @@ class Reach:
             self._read_tree(descriptor)
         elif descriptor.media_type == MEDIA_TYPE_CHECKPOINT:
             self._read_checkpoint(descriptor, place)
+
+    def follow_pointer(self, pointer: PolicyPointer, name: str) -> None:
+        """Note where a policy stands, and check it against the checkpoint that it names."""
+        self.transactions.add((pointer.run, pointer.transaction))
+        self.parents.append((pointer.checkpoint, name))
+        if pointer.checkpoint.media_type != MEDIA_TYPE_CHECKPOINT:
+            observed = pointer.checkpoint.media_type
+            self.reader.fault("malformed", name, MEDIA_TYPE_CHECKPOINT, observed, f"{name} points to no checkpoint")
+            return
+        manifest = self._checkpoint(pointer.checkpoint)
+        if manifest is None:
+            return  # reported already
+        for field_name, claimed, actual in (
+            ("run", pointer.run, manifest.run),
+            ("transaction", str(pointer.transaction), str(manifest.transaction)),
+            ("lineage", str(pointer.lineage), str(manifest.lineage)),
+        ):
+            if claimed != actual:
+                message = f"{name}: {field_name} differs from the checkpoint that it points to"
+                self.reader.fault("chain", name, actual, claimed, message)
 
     def follow_parents(self) -> None:
         """Follow the checkpoints that others were trained from, to the first."""

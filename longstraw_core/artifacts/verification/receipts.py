@@ -15,16 +15,22 @@ from longstraw_core.artifacts.receipts import (
 from longstraw_core.artifacts.signing import read_envelope
 from longstraw_core.artifacts.verification.reader import ObjectReader, shown_path
 from longstraw_core.spec.canonical import sha256_digest
+from longstraw_core.spec.descriptors import MEDIA_TYPE_RECEIPT, Descriptor
 from longstraw_core.spec.errors import IntegrityError, SpecError
 from longstraw_core.spec.receipts import StageReceipt
 
 
 @dataclass(frozen=True, slots=True)
 class KnownReceipt:
-    """A receipt that could be read, with the digest of its bytes."""
+    """A receipt that could be read, with the descriptor of its bytes."""
 
     receipt: StageReceipt
-    digest: str
+    descriptor: Descriptor
+
+    @property
+    def digest(self) -> str:
+        """Digest of its bytes."""
+        return self.descriptor.digest
 
 
 @dataclass(slots=True)
@@ -82,7 +88,8 @@ class ReceiptReader:
             message = f"this receipt says it belongs at {claimed}: replayed?"
             self.reader.fault("misplaced", name, name, claimed, message)
             return
-        self.known[place] = KnownReceipt(receipt, sha256_digest(content))
+        stored = Descriptor(uri=name, digest=sha256_digest(content), size=len(content), media_type=MEDIA_TYPE_RECEIPT)
+        self.known[place] = KnownReceipt(receipt, stored)
         self.runs.add(place.run)
         self._check_signature(name, content, signed=name in envelopes)
         envelopes.discard(name)

@@ -58,9 +58,7 @@ class StoreWalk:
             if found.path.startswith(SNAPSHOT_PREFIX):
                 self.reach.add(parse_snapshot(content, name=found.path), found.path)
             else:
-                pointer = parse_pointer(content, name=found.path)
-                self.reach.parents.append((pointer.checkpoint, found.path))
-                self.reach.transactions.add((pointer.run, pointer.transaction))
+                self.reach.follow_pointer(parse_pointer(content, name=found.path), found.path)
         except IntegrityError as error:
             self.reader.fault("malformed", shown_path(found.path), expected, sha256_digest(content), str(error))
             self.reader.unread.append(found.path)
@@ -79,8 +77,7 @@ class StoreWalk:
             if found.kind != "file":
                 self.reader.not_a_file(found)
             elif found.path.startswith("staging/"):
-                message = "left by a killed writer (or one is writing now): clear_stale_staging removes it"
-                self.reader.fault("staging", shown, "nothing", f"{found.size} bytes", message)
+                self.report.unreferenced.append(shown)  # of a writer that lives, or was killed: nobody reads it
             elif _is_blob(found.path):
                 blobs.append(found)
             else:
