@@ -53,6 +53,10 @@ _FULL = {"InsufficientStorage", "QuotaExceeded", "XMinioStorageFull", "StorageFu
 _WRONG_REGION = {"PermanentRedirect", "AuthorizationHeaderMalformed", "IllegalLocationConstraintException", "301"}
 _UNKNOWN_KEY = {"InvalidAccessKeyId", "SignatureDoesNotMatch", "InvalidToken", "ExpiredToken", "TokenRefreshRequired"}
 
+_NO_ANSWER = (BotoCoreError, ResponseParserError, RecursionError)
+"""What boto3 raises instead of a server's refusal. A redirect that names no region makes it ask for the region, which
+is redirected too, and so on until Python ends the recursion."""
+
 _BOTO3: Any = boto3
 _LOADERS: Any = loaders
 _MODELS: Any = _LOADERS.create_loader()
@@ -99,7 +103,7 @@ class Connection:
         """Turn every error of boto3 inside the block into a typed one that starts with `action`."""
         try:
             yield
-        except (ClientError, BotoCoreError, ResponseParserError) as error:
+        except (ClientError, *_NO_ANSWER) as error:
             raise self.typed(error, action) from error
 
     def typed(self, error: Exception, action: str) -> LongStrawError:
@@ -138,7 +142,7 @@ class Connection:
         """Like `reporting`, but the server's own refusals pass for the caller to read."""
         try:
             yield
-        except (BotoCoreError, ResponseParserError) as error:
+        except _NO_ANSWER as error:
             raise self.typed(error, action) from error
 
 
@@ -309,6 +313,10 @@ def _no_answer(error: Exception, where: str) -> LongStrawError:
     if isinstance(error, EndpointConnectionError | ConnectTimeoutError):
         return Retryable(
             f"{where}: no connection ({name}); check AWS_ENDPOINT_URL_S3, AWS_REGION and the network, then run again"
+        )
+    if isinstance(error, RecursionError):
+        return SpecError(
+            f"{where}: the server redirects to another place; name that one in AWS_ENDPOINT_URL_S3 (https?)"
         )
     if isinstance(error, ResponseParserError):
         return SpecError(f"{where}: the answer is not S3's; check that AWS_ENDPOINT_URL_S3 is an S3 server")

@@ -361,3 +361,30 @@ def test_a_body_without_a_stated_length_is_read_or_refused_in_words(
         with pytest.raises(SpecError, match="ignores ranges"):
             store.get_bytes(Descriptor(uri="runs/whole", digest=digest, size=size, media_type=BYTES))
         server.shutdown()
+
+
+class _RedirectHandler(BaseHTTPRequestHandler):
+    """A front that sends everybody to HTTPS, as many do; where it points to, nobody must go with our requests."""
+
+    def do_GET(self) -> None:
+        self.send_response(302)
+        self.send_header("Location", f"https://elsewhere.invalid{self.path}")
+        self.send_header("Content-Length", "0")
+        self.end_headers()
+
+    do_HEAD = do_GET
+
+    def log_message(self, format: str, *args: object) -> None:
+        """Say nothing."""
+
+
+def test_a_server_that_redirects_elsewhere_is_refused_in_words(
+    seaweedfs_server: S3Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with ThreadingHTTPServer(("127.0.0.1", 0), _RedirectHandler) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        for name, value in seaweedfs_server.environment(f"http://127.0.0.1:{server.server_port}").items():
+            monkeypatch.setenv(name, value)
+        with pytest.raises(SpecError, match="redirects to another place; name that one in AWS_ENDPOINT_URL_S3"):
+            open_store("s3://artifacts/p")
+        server.shutdown()
