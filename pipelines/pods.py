@@ -5,13 +5,15 @@ from typing import Any
 
 from kfp import kubernetes
 
+from longstraw_core.cluster.names import QUEUE_LABEL, STAGE_LABEL
+from longstraw_core.cluster.placement import Placement
 from longstraw_core.spec.cluster import SCRATCH, SHARED_MEMORY, ClusterSpec, PodResources
 from longstraw_core.spec.images import ROLES, ImageRole
 from longstraw_core.stages.catalogue import stage_entry
+from longstraw_core.stages.launcher import WORKER_IMAGE_VARIABLE
 from longstraw_core.stages.source import IMAGE_VARIABLE
 
-QUEUE_LABEL = "kueue.x-k8s.io/queue-name"
-STAGE_LABEL = "longstraw.io/stage"
+LAUNCHER_MARGIN_SECONDS = 900
 SECRET_KEYS = {name: name for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY")}
 CONFIG_KEYS = {name: name for name in ("AWS_ENDPOINT_URL_S3", "AWS_REGION", "LONGSTRAW_S3_PATH_STYLE")}
 POD_DIRECTORIES = {
@@ -57,10 +59,37 @@ class PodSettings:
         return by_role[role]
 
 
+def placement_of(stage: str, cluster: ClusterSpec) -> Placement | None:
+    """How a stage is spread over nodes, None when it runs in the task's own pod.
+
+    The number of processes per node and the pull secret are known at run time only.
+    """
+    own = cluster.stages.get(stage_entry(stage).name)
+    if own is None or own.nodes == 1:
+        return None
+    role: PodResources = getattr(cluster, stage_entry(stage).image)
+    return Placement(
+        nodes=own.nodes,
+        deadline_seconds=60 * (own.timeout_minutes or role.timeout_minutes),
+        scheduling_seconds=60 * own.scheduling_minutes,
+        queue=cluster.queue or None,
+        rdma=own.rdma,
+        shared_memory=own.shared_memory or role.shared_memory,
+        scratch=own.scratch or role.scratch,
+        run_as_user=cluster.run_as_user,
+        run_as_group=cluster.run_as_group,
+    )
+
+
 def apply_pod_settings(task: Any, stage: str, settings: PodSettings, runtime: RuntimeSettings) -> Any:
-    """Give `task` its image, resources, volumes, secrets, limits and identity; return it."""
+    """Give `task` its image, resources, volumes, secrets, limits and identity; return it.
+
+    A task that only launches pods hands resources, node selector and tolerations on to them, through KFP.
+    """
     cluster, entry = settings.cluster, stage_entry(stage)
-    role, image = entry.image, settings.images[entry.image]
+    placement = placement_of(stage, cluster)
+    role = entry.image
+    image = settings.images[role if placement is None else "control"]
     resources, own = settings.role(role), cluster.stages.get(entry.name)
 
     def value(field: str) -> Any:
@@ -94,7 +123,13 @@ def apply_pod_settings(task: Any, stage: str, settings: PodSettings, runtime: Ru
     if "@" in image:
         task.set_env_variable(IMAGE_VARIABLE, image)
 
-    kubernetes.set_timeout(task, 60 * (value("timeout_minutes") or resources.timeout_minutes))
+    if placement is not None:
+        task.set_env_variable(WORKER_IMAGE_VARIABLE, settings.images[role])
+
+    limit = 60 * (value("timeout_minutes") or resources.timeout_minutes)
+    if placement is not None:  # it outlives its Job, to say how that ended and to give everything back
+        limit += placement.scheduling_seconds + LAUNCHER_MARGIN_SECONDS
+    kubernetes.set_timeout(task, limit)
     kubernetes.empty_dir_mount(task, "scratch", SCRATCH, size_limit=value("scratch") or resources.scratch)
     kubernetes.empty_dir_mount(
         task,
@@ -112,6 +147,6 @@ def apply_pod_settings(task: Any, stage: str, settings: PodSettings, runtime: Ru
         task, run_as_user=cluster.run_as_user, run_as_group=cluster.run_as_group, run_as_non_root=True
     )
     kubernetes.add_pod_label(task, STAGE_LABEL, stage)
-    if cluster.queue:
+    if cluster.queue and placement is None:
         kubernetes.add_pod_label(task, QUEUE_LABEL, cluster.queue)
     return task

@@ -7,14 +7,27 @@ from kfp import dsl
 
 from components.audit_data.component import audit_data
 from components.capture_prefix.component import capture_prefix
+from components.capture_prefix.on_nodes import capture_prefix_on_nodes
 from components.export_lora.component import export_lora
 from components.manifest_checkpoint.component import manifest_checkpoint
 from components.old_logprobs.component import old_logprobs
+from components.old_logprobs.on_nodes import old_logprobs_on_nodes
 from components.sample.component import sample
+from components.sample.on_nodes import sample_on_nodes
 from components.score_rewards.component import score_rewards
 from components.train.component import train
+from components.train.on_nodes import train_on_nodes
 from components.validate_run.component import validate_run
-from pipelines.pods import PodSettings, RuntimeSettings, apply_pod_settings
+from longstraw_core.spec import canonical_json
+from pipelines.pods import PodSettings, RuntimeSettings, apply_pod_settings, placement_of
+
+SPREADABLE: dict[str, tuple[Callable[..., Any], Callable[..., Any]]] = {
+    "sample": (sample, sample_on_nodes),
+    "capture_prefix": (capture_prefix, capture_prefix_on_nodes),
+    "old_logprobs": (old_logprobs, old_logprobs_on_nodes),
+    "train": (train, train_on_nodes),
+}
+"""Stages that may have several nodes: the component that runs in its own pod, and the one that launches pods."""
 
 
 def _transaction_graph(exclusive_gpus: bool, pods: PodSettings) -> Any:
@@ -60,21 +73,35 @@ def _transaction_graph(exclusive_gpus: bool, pods: PodSettings) -> Any:
             created: Any = component(**arguments, **receipts)
             return apply_pod_settings(created, created.name.replace("-", "_"), pods, runtime)
 
+        def spread(stage: str, arguments: dict[str, Any], **upstream: Any) -> Any:
+            """A stage that runs in its task's pod, or on several nodes."""
+            here, on_nodes = SPREADABLE[stage]
+            placement = placement_of(stage, pods.cluster)
+            if placement is None:
+                return task(here, arguments, **upstream)
+            launching = {
+                "placement": canonical_json(placement).decode("utf-8"),
+                "accelerator": accelerator,
+                "pull_secret": pull_secret,
+            }
+            receipts = {f"{name}_receipt": done.outputs["receipt"] for name, done in upstream.items()}
+            return apply_pod_settings(on_nodes(**arguments, **launching, **receipts), stage, pods, runtime)
+
         stages: dict[str, Any] = {}
         stages["audit_data"] = task(audit_data, policy)
         stages["export_lora"] = task(export_lora, policy, **stages)
         prompts_and_policy = dict(stages)
-        stages["sample"] = task(sample, identity, **prompts_and_policy)
+        stages["sample"] = spread("sample", identity, **prompts_and_policy)
         stages["score_rewards"] = task(
             score_rewards, identity, audit_data=stages["audit_data"], sample=stages["sample"]
         )
-        stages["capture_prefix"] = task(capture_prefix, identity, **prompts_and_policy)
+        stages["capture_prefix"] = spread("capture_prefix", identity, **prompts_and_policy)
         if exclusive_gpus:
             stages["capture_prefix"].after(stages["sample"])
-        stages["old_logprobs"] = task(
-            old_logprobs, identity, **{name: stage for name, stage in stages.items() if name != "score_rewards"}
+        stages["old_logprobs"] = spread(
+            "old_logprobs", identity, **{name: stage for name, stage in stages.items() if name != "score_rewards"}
         )
-        stages["train"] = task(train, policy, **{name: stage for name, stage in stages.items() if name != "sample"})
+        stages["train"] = spread("train", policy, **{name: stage for name, stage in stages.items() if name != "sample"})
         stages["manifest_checkpoint"] = task(manifest_checkpoint, policy, **stages)
         checkpoint = stages["manifest_checkpoint"].outputs["Output"]
         task(validate_run, identity, **stages)

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from typing import get_args
 
 from longstraw_core.artifacts.files import at_once
+from longstraw_core.artifacts.journals import JOURNAL_PREFIX, parse_journal_name
 from longstraw_core.artifacts.receipts import RUNS_PREFIX, envelope_name, place_of, receipt_of_envelope
 from longstraw_core.artifacts.snapshots import SNAPSHOT_PREFIX
 from longstraw_core.artifacts.store import BLOB_PREFIX, POLICY_PREFIX, Store
@@ -33,6 +34,8 @@ class GarbageReport:
     blobs: list[str] = field(default_factory=list[str])
     bytes: int = 0
     """Size of these blobs."""
+    journals: list[str] = field(default_factory=list[str])
+    """Journals, heartbeats and requests of dropped runs none of whose multi-pod stages can own anything any more."""
     young: int = 0
     """Blobs that nothing reaches but that are too young to delete."""
 
@@ -70,6 +73,7 @@ def collect_garbage(store: Store, *, keep_runs: int, grace_seconds: float, dry_r
         receipts=[name for run in first.dropped_runs for name in first.receipts[run]],
         blobs=sorted(first.blobs),
         bytes=sum(first.blobs.values()),
+        journals=_closed_journals(store, set(first.dropped_runs), time.time() - grace_seconds),
         young=first.young,
     )
     if dry_run:
@@ -94,8 +98,30 @@ def collect_garbage(store: Store, *, keep_runs: int, grace_seconds: float, dry_r
         at_once(store.concurrency, store.delete_object, batch)
         report.blobs += batch
         report.bytes += sum(first.blobs[name] for name in batch)
+    report.journals = _closed_journals(store, set(report.dropped_runs), time.time() - grace_seconds)
+    at_once(store.concurrency, store.delete_object, report.journals)
     store.clear_stale_staging()
     return report
+
+
+def _closed_journals(store: Store, runs: set[str], limit: float) -> list[str]:
+    """What launchers kept of these runs; nothing of a run with an open journal, which `longstraw cleanup` needs."""
+    names: dict[str, list[str]] = {}
+    attempts: dict[str, dict[tuple[int, str, int], bool]] = {}
+    young: set[str] = set()
+    for found in store.walk(JOURNAL_PREFIX):
+        parsed = parse_journal_name(found.path)
+        if parsed is None or parsed.run not in runs:
+            continue
+        names.setdefault(parsed.run, []).append(found.path)
+        if found.modified > limit:
+            young.add(parsed.run)
+        if parsed.attempt is not None:
+            place = (parsed.transaction, parsed.stage, parsed.attempt)
+            states = attempts.setdefault(parsed.run, {})
+            states[place] = states.get(place, False) or parsed.kind == "closed"
+    kept = young | {run for run, states in attempts.items() if not all(states.values())}
+    return sorted(name for run, found in names.items() if run not in kept for name in found)
 
 
 def _mark(store: Store, keep_runs: int, grace_seconds: float) -> _Mark:

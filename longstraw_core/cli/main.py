@@ -3,6 +3,7 @@
 import click
 
 from longstraw_core import __version__
+from longstraw_core.cli.commands.cleanup import cleanup_command
 from longstraw_core.cli.commands.compile import compile_command
 from longstraw_core.cli.commands.gc import gc_command
 from longstraw_core.cli.commands.gradients import gradients_command
@@ -43,6 +44,7 @@ for _command in (
     stage_group,
     verify_command,
     gc_command,
+    cleanup_command,
     schema_command,
     model_group,
     rewards_group,

@@ -22,6 +22,8 @@ LabelKey = Annotated[
 MountPath = Annotated[str, Field(pattern=r"^(/[A-Za-z0-9._-]+)+$", max_length=256)]
 
 _QUANTITY = re.compile(r"(?P<number>[0-9]+(?:\.[0-9]+)?)(?P<suffix>m|k|M|G|T|P|Ki|Mi|Gi|Ti|Pi)?")
+MULTI_POD_STAGES: tuple[StageName, ...] = ("sample", "capture_prefix", "old_logprobs", "train")
+"""Stages that can run in several pods."""
 SCRATCH = "/scratch"
 SHARED_MEMORY = "/dev/shm"  # noqa: S108
 RESERVED_MOUNTS = (SCRATCH, SHARED_MEMORY, "/tmp", "/s3", "/minio", "/gcs", "/kfp-launcher")  # noqa: S108
@@ -87,6 +89,12 @@ class StageResources(StrictModel):
     shared_memory: Quantity | None = None
     scratch: Quantity | None = None
     timeout_minutes: PositiveCount | None = None
+    nodes: Annotated[int, Field(strict=True, ge=1, le=1024)] = 1
+    """Pods of the stage, each on a node of its own; above one the task only launches and watches them."""
+    rdma: bool = False
+    """With several nodes: the capability IPC_LOCK, for InfiniBand and RoCE."""
+    scheduling_minutes: PositiveCount = 30
+    """With several nodes: longest wait until all of them are free, with a queue from admission on."""
 
 
 class Retries(StrictModel):
@@ -173,6 +181,13 @@ class ClusterSpec(StrictModel):
     sampler: SamplerResources = SamplerResources()
     stages: dict[StageName, StageResources] = Field(default_factory=dict[StageName, StageResources])
     """Stages that get other resources than their role."""
+
+    @model_validator(mode="after")
+    def _nodes_where_they_can_be(self) -> "ClusterSpec":
+        for stage, resources in self.stages.items():
+            if resources.nodes > 1 and stage not in MULTI_POD_STAGES:
+                raise ValueError(f"stages.{stage}: nodes: only {', '.join(MULTI_POD_STAGES)} can have several")
+        return self
 
     @model_validator(mode="after")
     def _mounts_apart(self) -> "ClusterSpec":

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from longstraw_core.cluster.termination import TERMINATED, Terminated
 from longstraw_core.spec import IntegrityError, canonical_json
 from longstraw_core.spec.receipts import StageName
 from longstraw_core.stages.catalogue import stage_entry
@@ -52,13 +53,32 @@ def run_component(stage: str, arguments: Mapping[str, Any]) -> str:
                 upstream: _receipt_digest(upstream, arguments[f"{upstream}_receipt"]) for upstream in entry.upstream
             },
         )
-        outcome = run_stage(request)
+        outcome = _in_pods_or_here(request, arguments)
         _fill_outputs(outcome, arguments, html=entry.html_report)
     except BaseException as error:
         if isinstance(error, SystemExit):
             raise
+        if isinstance(error, Terminated):  # nothing failed: this pod is being ended, and its pods are deleted
+            sys.exit(TERMINATED)
         sys.exit(report_stage_failure(stage, run, transaction, error))
     return canonical_json(outcome.receipt.predicate.outputs[entry.outputs[0]]).decode("utf-8")
+
+
+def _in_pods_or_here(request: StageRequest, arguments: Mapping[str, Any]) -> StageOutcome:
+    if "placement" not in arguments:
+        return run_stage(request)
+    from longstraw_core.stages.launcher import launch_settings, launch_stage, launcher_of_this_pod
+
+    settings = launch_settings(arguments)
+    if settings is None:
+        return run_stage(request)
+    return launch_stage(
+        request,
+        image=settings.image,
+        placement=settings.placement,
+        pod=settings.pod,
+        launcher=launcher_of_this_pod(),
+    )
 
 
 def _receipt_digest(upstream: StageName, artifact: Any) -> str:

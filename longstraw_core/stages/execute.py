@@ -115,6 +115,20 @@ def run_stage(request: StageRequest) -> StageOutcome:
     return outcome
 
 
+def finished_stage(request: StageRequest) -> StageOutcome | None:
+    """The verified outcome of an earlier execution of exactly this request, None when there is none yet.
+
+    Raises:
+        SpecError: it was already run with another specification or other inputs, or an upstream receipt is absent.
+        IntegrityError: an input or an output is not what its digest says.
+    """
+    entry = stage_entry(request.stage)
+    store = open_store(request.spec.storage.uri)
+    _, receipt_inputs = _upstream_receipts(store, request, entry)
+    earlier = _earlier_execution(store, request, entry, receipt_inputs)
+    return None if earlier is None else StageOutcome(earlier[0], earlier[1], reused=True, store=store)
+
+
 def _upstream_receipts(
     store: Store, request: StageRequest, entry: StageEntry
 ) -> tuple[dict[StageName, StageReceipt], dict[str, Descriptor]]:

@@ -9,6 +9,8 @@ import yaml
 
 from components.images import image_lock
 from longstraw_core.cli.compile_pipeline import compile_pipeline
+from longstraw_core.cluster.placement import Placement
+from longstraw_core.spec import SpecError
 from longstraw_core.spec.cluster import SHARED_MEMORY
 from longstraw_core.spec.images import ROLES
 from longstraw_core.spec.parse import parse_transaction_spec
@@ -190,3 +192,43 @@ def test_a_component_is_a_shim_with_a_page(name: str) -> None:
     page = (folder / "README.md").read_text(encoding="utf-8")
     for output in stage_entry(name).outputs:
         assert f"`{output}`" in page
+
+
+ON_NODES = """\
+cluster:
+  queue: gpu
+  stages:
+    train: {nodes: 4, rdma: true, timeout_minutes: 120, scheduling_minutes: 10}
+"""
+
+
+def test_a_stage_with_several_nodes_becomes_a_launcher_and_the_others_stay() -> None:
+    folder = ROOT / "pipelines"
+    lock = image_lock(folder / "example.images.lock.json")
+    pipeline, pods = documents(1, extra=ON_NODES, lock=lock)
+    found = tasks(pipeline)
+    assert "train-on-nodes" in found
+    assert "train" not in found
+    assert found["manifest-checkpoint"]["inputs"]["artifacts"]["train_receipt"]["taskOutputArtifact"] == {
+        "outputArtifactKey": "receipt",
+        "producerTask": "train-on-nodes",
+    }
+    executor = pipeline["deploymentSpec"]["executors"]["exec-train-on-nodes"]["container"]
+    variables = {item["name"]: item["value"] for item in executor["env"]}
+    assert executor["image"] == variables["LONGSTRAW_IMAGE"] == lock["control"]
+    assert variables["LONGSTRAW_WORKER_IMAGE"] == lock["trainer"]
+    parameters = found["train-on-nodes"]["inputs"]["parameters"]
+    placement = Placement.model_validate_json(parameters["placement"]["runtimeValue"]["constant"])
+    assert (placement.nodes, placement.rdma, placement.queue) == (4, True, "gpu")
+    assert (placement.deadline_seconds, placement.scheduling_seconds) == (7200, 600)
+    assert int(pods["exec-train-on-nodes"]["activeDeadlineSeconds"]) > 7200 + 600
+    assert "podMetadata" not in pods["exec-train-on-nodes"] or "kueue" not in str(pods["exec-train-on-nodes"])
+    assert "kueue" in str(pods["exec-sample"])
+    passed = pipeline["components"]["comp-train-on-nodes"]["taskConfigPassthroughs"]
+    assert {"field": "RESOURCES"} in passed
+    assert {"applyToTask": True, "field": "ENV"} in passed
+
+
+def test_only_stages_that_hold_the_model_can_have_several_nodes() -> None:
+    with pytest.raises(SpecError, match=r"score_rewards.*can have several"):
+        compiled(extra="cluster: {stages: {score_rewards: {nodes: 2}}}\n")

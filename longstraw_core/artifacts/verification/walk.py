@@ -4,6 +4,7 @@ from collections.abc import Mapping
 
 from longstraw_core.artifacts.faults import VerifyReport
 from longstraw_core.artifacts.files import FoundFile, Measured
+from longstraw_core.artifacts.journals import parse_journal_name
 from longstraw_core.artifacts.policy import parse_pointer
 from longstraw_core.artifacts.receipts import RUNS_PREFIX
 from longstraw_core.artifacts.snapshots import SNAPSHOT_PREFIX, parse_snapshot
@@ -78,6 +79,8 @@ class StoreWalk:
                 self.reader.not_a_file(found)
             elif found.path.startswith("staging/"):
                 self.report.unreferenced.append(shown)  # of a writer that lives, or was killed: nobody reads it
+            elif parse_journal_name(found.path) is not None:
+                continue  # what launchers of multi-pod stages keep; nothing that a receipt reaches
             elif _is_blob(found.path):
                 blobs.append(found)
             else:
