@@ -36,9 +36,9 @@ def bind_family(
     if model_type not in FAMILIES:
         raise SpecError(f"model type {model_type!r} is not supported; supported are {', '.join(FAMILIES)}")
     if model_type == "glm_moe_dsa":
-        if context.size > 1 or experts.size > 1:
-            raise SpecError(f"{context.size} context and {experts.size} expert ranks: this model runs on one rank only")
-        return GlmFamily(model, page_tokens=page_tokens, selection_record=selection_record)
+        return GlmFamily(
+            model, page_tokens=page_tokens, selection_record=selection_record, context=context, experts=experts
+        )
     if experts.size > 1:
         raise SpecError(f"expert parallel size {experts.size}: this model has no experts; choose 1")
     return Qwen35Family(model, page_tokens=page_tokens, context=context)

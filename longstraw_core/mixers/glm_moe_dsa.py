@@ -7,7 +7,9 @@ from typing import Any
 import torch
 from torch import nn
 
+from longstraw_core.mixers.exchange.collectives import Exchange
 from longstraw_core.mixers.exchange.ownership import SegmentOwnership
+from longstraw_core.mixers.exchange.rank_group import ALONE, RankGroup
 from longstraw_core.mixers.exchange.traffic import TrafficMeter
 from longstraw_core.mixers.family import Layer, Mixed, StateBytes
 from longstraw_core.mixers.latent_attention import LatentAttention, LatentSegment
@@ -27,10 +29,10 @@ from longstraw_core.spec.transaction import SelectionRecord
 class GlmLayer:
     """One decoder layer: x += attention(norm(x)); x += experts or mlp(norm(x))."""
 
-    def __init__(self, module: Any, mixer: LatentAttention) -> None:
+    def __init__(self, module: Any, mixer: LatentAttention, experts: Exchange) -> None:
         self._module = module
         self._mixer = mixer
-        self._experts = RoutedExperts(module.mlp) if hasattr(module.mlp, "experts") else None
+        self._experts = RoutedExperts(module.mlp, experts) if hasattr(module.mlp, "experts") else None
 
     @property
     def layout(self) -> LatentLayout:
@@ -52,13 +54,21 @@ class GlmLayer:
     def state_bytes(self, ownership: PromptOwnership, boundaries: int, *, swept: bool) -> StateBytes:
         """Return the mixer's state bytes."""
         del boundaries
-        return self._mixer.state_bytes(ownership.rows(), swept=swept)
+        return self._mixer.state_bytes(ownership, swept=swept)
 
 
 class GlmFamily:
     """A `GlmMoeDsaForCausalLM` whose projections and experts PEFT may have wrapped."""
 
-    def __init__(self, model: Any, *, page_tokens: int, selection_record: SelectionRecord = "cut") -> None:
+    def __init__(
+        self,
+        model: Any,
+        *,
+        page_tokens: int,
+        selection_record: SelectionRecord = "cut",
+        context: RankGroup = ALONE,
+        experts: RankGroup = ALONE,
+    ) -> None:
         text = model.model
         config = text.config
         self._check(config)
@@ -76,6 +86,7 @@ class GlmFamily:
         self._selection_record: SelectionRecord = selection_record
         modules = text.layers[: config.num_hidden_layers]
         index_layers = [index for index, kind in enumerate(config.indexer_types) if kind == "full"]
+        self.traffic = TrafficMeter()
         self._glm_layers = [
             GlmLayer(
                 module,
@@ -84,12 +95,13 @@ class GlmFamily:
                     top_k=config.index_topk,
                     layout=self._layout(module, config, page_tokens, last=index == len(modules) - 1),
                     selects_in=max(layer for layer in index_layers if layer <= index),
+                    exchange=Exchange(context, self.traffic, index),
                 ),
+                Exchange(experts, self.traffic, index),
             )
             for index, module in enumerate(modules)
         ]
         self.layers: Sequence[Layer] = self._glm_layers
-        self.traffic = TrafficMeter()
 
     def segment(
         self,
@@ -106,7 +118,7 @@ class GlmFamily:
     def new_states(self, pool: ResidentPool, owners: Sequence[str], ownership: PromptOwnership) -> list[LayerState]:
         """Return empty states of all layers for a prompt that is dealt like this, each knowing its neighbours."""
         states = [
-            LatentState(pool, owner, layer.layout, ownership.tokens, self._stager)
+            LatentState(pool, owner, layer.layout, ownership, self._stager)
             for layer, owner in zip(self._glm_layers, owners, strict=True)
         ]
         for before, after in itertools.pairwise(states):

@@ -145,13 +145,24 @@ def select_tokens_again(inputs: IndexInputs, cut: Cut, *, top_k: int, name: str)
 
 def _score_tiles(inputs: IndexInputs, top_k: int) -> Iterator[tuple[slice, torch.Tensor]]:
     """Yield the rows that must select, tile by tile, with their scores; every pass over a segment tiles it alike."""
+    length = inputs.q_TNI.shape[0]
+    start = inputs.prefix_keys_PI.shape[0]
+    yield from score_rows(inputs, first_selecting_row(start, length, top_k), length, 0)
+
+
+def score_rows(inputs: IndexInputs, first: int, last: int, first_key: int) -> Iterator[tuple[slice, torch.Tensor]]:
+    """Yield rows [first, last) tile by tile, with their scores; -inf where a query must not look.
+
+    Query t sees all resident keys and the first `first_key` + t + 1 of the others; a tile has a column for every key
+    that one of its queries sees.
+    """
     length, heads, _ = inputs.q_TNI.shape
     start = inputs.prefix_keys_PI.shape[0]
     device = inputs.q_TNI.device
     rows_by_heads = _limit(HEAD_SCORES, device) // (heads * _limit(KEY_TILE, device))
     step = max(1, min(rows_by_heads, _limit(ROW_SCORES, device) // max(start + length, 1)))
-    for begin in range(first_selecting_row(start, length, top_k), length, step):
-        rows = slice(begin, min(begin + step, length))
+    for begin in range(first, last, step):
+        rows = slice(begin, min(begin + step, last))
         yield (
             rows,
             _causal_scores(
@@ -159,7 +170,7 @@ def _score_tiles(inputs: IndexInputs, top_k: int) -> Iterator[tuple[slice, torch
                 inputs.w_TN[rows],
                 inputs.prefix_keys_PI,
                 inputs.own_keys_TI,
-                begin,
+                first_key + begin,
                 inputs.scale,
             ),
         )
@@ -175,7 +186,7 @@ def _causal_scores(
 ) -> torch.Tensor:
     """Scores [rows, tokens up to the last row's own] of consecutive queries; -inf where a query must not look."""
     rows, heads, dim = q_RNI.shape
-    start, own = prefix_keys_PI.shape[0], first_row + rows
+    start, own = prefix_keys_PI.shape[0], min(max(first_row + rows, 0), own_keys_TI.shape[0])
     scores_RT = torch.empty((rows, start + own), dtype=torch.float32, device=q_RNI.device)
     q = q_RNI.reshape(rows * heads, dim)
     tile = _limit(KEY_TILE, q.device)

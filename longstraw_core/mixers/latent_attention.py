@@ -11,7 +11,11 @@ from typing import Any
 
 import torch
 
+from longstraw_core.mixers.absorbed_attention import absorbed_attention
+from longstraw_core.mixers.exchange.collectives import Exchange
+from longstraw_core.mixers.exchange.volume import AttentionSizes, attention_travels
 from longstraw_core.mixers.family import Mixed, StateBytes
+from longstraw_core.mixers.index_exchange import select_across_ranks
 from longstraw_core.mixers.index_selection import (
     Cut,
     IndexInputs,
@@ -20,28 +24,31 @@ from longstraw_core.mixers.index_selection import (
     select_tokens_again,
     selection_table,
 )
+from longstraw_core.mixers.latent_routes import LatentRoute, LocalRows, QueriesVisitRows, RowsVisitQueries
 from longstraw_core.mixers.low_rank import LowRank, linear_weight
 from longstraw_core.mixers.rotary import rotate_interleaved
 from longstraw_core.mixers.segment import Segment
-from longstraw_core.mixers.selected_attention import selected_attention
+from longstraw_core.mixers.selection import Selection
 from longstraw_core.resident.latent_state import LatentLayout, LatentState
+from longstraw_core.resident.ownership import PromptOwnership
+from longstraw_core.spec.errors import NumericError
 
 
 @dataclass
 class SelectionCarry:
-    """The selections that index layers made in this pass, by layer: [T, K] positions.
+    """The selections that index layers made in this pass, by layer.
 
     With autograd all of them are kept, because a layer that is recomputed in its backward must find the selection it
     used; without autograd only the latest is.
     """
 
-    positions_TK: dict[int, torch.Tensor] = field(default_factory=dict)
+    by_layer: dict[int, Selection] = field(default_factory=dict)
 
-    def put(self, layer: int, positions_TK: torch.Tensor) -> None:
+    def put(self, layer: int, selection: Selection) -> None:
         """Leave the selection of an index layer for the layers that share it."""
         if not torch.is_grad_enabled():
-            self.positions_TK.clear()
-        self.positions_TK[layer] = positions_TK
+            self.by_layer.clear()
+        self.by_layer[layer] = selection
 
 
 @dataclass(frozen=True)
@@ -59,21 +66,26 @@ class LatentAttention:
         top_k: tokens that an index layer selects for every query.
         layout: layout of the layer's resident state.
         selects_in: the index layer whose selection this layer uses; its own number when it has an indexer.
+        exchange: the ranks that share the tokens.
     """
 
-    def __init__(self, module: Any, *, top_k: int, layout: LatentLayout, selects_in: int) -> None:
+    def __init__(self, module: Any, *, top_k: int, layout: LatentLayout, selects_in: int, exchange: Exchange) -> None:
         self._module = module
+        self._exchange = exchange
+        width = layout.latents.width
+        self.sizes = AttentionSizes(module.num_heads, width, module.kv_lora_rank, width, layout.latents.dtype.itemsize)
         self._top_k = top_k
         self._selects_in = selects_in
         self.layout = layout
 
-    def state_bytes(self, tokens: int, *, swept: bool) -> StateBytes:
-        """Bytes of the pages, of the recorded choices when the prompt is swept, and of the gradient sinks."""
-        pages = self.layout.latents.bytes_for(tokens)
+    def state_bytes(self, ownership: PromptOwnership, *, swept: bool) -> StateBytes:
+        """Bytes of the owned pages, of the recorded choices when the prompt is swept, and of the gradient sinks."""
+        rows = ownership.rows()
+        pages = self.layout.latents.bytes_for(rows)
         if self.layout.index_keys is not None:
-            pages += self.layout.index_keys.bytes_for(tokens)
-        choices = self.layout.choices.bytes_for(tokens) if swept else 0
-        return StateBytes(pages, 0, 0, self.layout.latents.sink_bytes_for(tokens), choices)
+            pages += self.layout.index_keys.bytes_for(rows)
+        choices = self.layout.choices.bytes_for(ownership) if swept else 0
+        return StateBytes(pages, 0, 0, self.layout.latents.sink_bytes_for(rows), choices)
 
     def mix(self, x_TH: torch.Tensor, segment: LatentSegment, state: LatentState, *, state_only: bool) -> Mixed:
         """Mix normalised hidden states [T, H]; produces rows (latent, rope key) [T, D], and index keys [T, I]."""
@@ -91,30 +103,39 @@ class LatentAttention:
         q_TNE = module.q_b_proj(q_latent_TQ).view(tokens, module.num_heads, nope_dim + rope_dim)
         q_nope_TNE, q_rope_TNR = q_TNE.split((nope_dim, rope_dim), dim=-1)
         q_rope_TNR = rotate_interleaved(q_rope_TNR, segment.cos_TD, segment.sin_TD)
-        selections = segment.carry.positions_TK
+        selections = segment.carry.by_layer
         if own_keys_TI is not None and self._selects_in not in selections:  # a recomputed layer has selected already
             segment.carry.put(self._selects_in, self._select(x_TH, q_latent_TQ, own_keys_TI, segment, state))
-        selection_TK = selections[self._selects_in]
+        selection = selections[self._selects_in]
 
         weight, updates = linear_weight(module.kv_b_proj)
         apart = bool(updates) and not segment.prefix_adapted and segment.start > 0
         q_base_NTL = self._into_latent(q_nope_TNE, weight)
         q_NTL = self._add_updates_into_latent(q_base_NTL, q_nope_TNE, updates)
-        out_TNL, out_prefix_TNL = selected_attention(
+        out_TNL, out_prefix_TNL = absorbed_attention(
             torch.cat((q_NTL.transpose(0, 1), q_rope_TNR), dim=-1),
             torch.cat((q_base_NTL.transpose(0, 1), q_rope_TNR), dim=-1) if apart else None,
             own_TD,
-            selection_TK,
+            selection,
             state,
-            start=segment.start,
             latent=latent_dim,
             scale=module.scaling,
             state_gradient=segment.state_gradient,
+            route=self._route(segment),
         )
         out_TNV = self._out_of_latent(out_TNL.to(x_TH.dtype), weight, updates)
         if out_prefix_TNL is not None:
             out_TNV = out_TNV + self._out_of_latent(out_prefix_TNL.to(x_TH.dtype), weight, [])
-        return Mixed(module.o_proj(out_TNV.reshape(tokens, -1)), produced)
+        return Mixed(module.o_proj(out_TNV.reshape(tokens, module.num_heads * module.v_head_dim)), produced)
+
+    def _route(self, segment: Segment) -> LatentRoute:
+        if self._exchange.alone:
+            return LocalRows(segment.ownership)
+        travels = attention_travels(
+            self.sizes, segment.ownership, state_gradient=segment.state_gradient, backward=torch.is_grad_enabled()
+        )
+        route = QueriesVisitRows if travels == "queries" else RowsVisitQueries
+        return route(self._exchange, segment.ownership)
 
     # kv_b_proj, absorbed: rows of its weight are, per head, the key half and then the value half
 
@@ -167,26 +188,52 @@ class LatentAttention:
         own_keys_TI: torch.Tensor,
         segment: Segment,
         state: LatentState,
-    ) -> torch.Tensor:
-        start, length = segment.start, segment.length
+    ) -> Selection:
+        first, length = segment.ownership.first, segment.length  # owned tokens, behind all tokens before them
+        rows = (segment.resident, segment.resident + length)
         if segment.choices == "reuse" and state.records("selection"):
-            selected_SK = state.recorded_choice("selection", start, start + length)
-            return selection_table(start, length, self._top_k, selected_SK)
+            return self._selection(segment, state.recorded_choice("selection", *rows))
         inputs = self._index_inputs(x_TH, q_latent_TQ, own_keys_TI, segment, state)
+        recorded = None
         if segment.choices == "reuse":
-            cut = Cut(
-                state.recorded_choice("cut_scores", start, start + length)[:, 0],
-                state.recorded_choice("cut_positions", start, start + length)[:, 0],
+            recorded = Cut(
+                state.recorded_choice("cut_scores", *rows)[:, 0],
+                state.recorded_choice("cut_positions", *rows)[:, 0],
             )
-            selected_SK = select_tokens_again(inputs, cut, top_k=self._top_k, name=state.name)
-            return selection_table(start, length, self._top_k, selected_SK)
-        selected_SK, cut = select_tokens(inputs, top_k=self._top_k)
+        if recorded is not None and self._exchange.alone:
+            selected_SK = select_tokens_again(inputs, recorded, top_k=self._top_k, name=state.name)
+            return self._selection(segment, selected_SK)
+        if self._exchange.alone:
+            selected_SK, cut = select_tokens(inputs, top_k=self._top_k)
+            rows_XW = None
+        else:
+            selected_SK, cut, rows_XW = select_across_ranks(
+                inputs, segment.ownership, self._exchange, top_k=self._top_k
+            )
+        if recorded is not None:
+            self._check_cut(cut, recorded, first + first_selecting_row(first, length, self._top_k), state)
         if segment.choices == "record":
-            first = start + first_selecting_row(start, length, self._top_k)
-            state.record_choice("selection", first, selected_SK)
-            state.record_choice("cut_scores", first, cut.scores_S[:, None])
-            state.record_choice("cut_positions", first, cut.positions_S[:, None])
-        return selection_table(start, length, self._top_k, selected_SK)
+            first_row = segment.resident + first_selecting_row(first, length, self._top_k)
+            state.record_choice("selection", first_row, selected_SK)
+            state.record_choice("cut_scores", first_row, cut.scores_S[:, None])
+            state.record_choice("cut_positions", first_row, cut.positions_S[:, None])
+        return self._selection(segment, selected_SK, rows_XW)
+
+    def _selection(self, segment: Segment, selected_SK: torch.Tensor, rows_XW: torch.Tensor | None = None) -> Selection:
+        table_TK = selection_table(segment.ownership.first, segment.length, self._top_k, selected_SK)
+        return Selection(table_TK, self._top_k, rows_XW)
+
+    @staticmethod
+    def _check_cut(cut: Cut, recorded: Cut, first: int, state: LatentState) -> None:
+        """Check that a selection made again ends where it ended at capture."""
+        differs_S = (cut.scores_S != recorded.scores_S) | (cut.positions_S != recorded.positions_S)
+        wrong = differs_S.nonzero()[:, 0]
+        if wrong.numel():
+            raise NumericError(
+                f"{state.name}: token {first + int(wrong[0])} selects other tokens than at capture: scores are "
+                "computed otherwise here than there. Sweep on the kind of device, with the threads and the ranks of the "
+                "capture, or choose layout.selection_record: positions"
+            )
 
     def _index_inputs(
         self,
@@ -202,7 +249,7 @@ class LatentAttention:
         return IndexInputs(
             q_TNI=self._rotate_head(q_TNI, segment),
             w_TN=weights(x_TH.to(weights.weight.dtype)).float() * indexer.n_heads**-0.5,
-            prefix_keys_PI=state.index_keys(segment.start),
+            prefix_keys_PI=state.index_keys(segment.resident),
             own_keys_TI=own_keys_TI,
             scale=indexer.softmax_scale,
         )

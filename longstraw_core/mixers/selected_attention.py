@@ -1,77 +1,113 @@
-"""Absorbed latent attention over selected tokens, in tiles of queries, with exact gradients into the page sink.
+"""Absorbed latent attention over selected tokens, in tiles of queries, and its gradient: the kernel seam.
 
-All heads share one key per token, the row (latent, rope key); its latent part is the value. Every row of a selection
-holds all that a query attends to, so softmax needs no merging: forward keeps nothing but its inputs, and backward
-gathers the rows again and recomputes the probabilities. Memory depends on the tile, not on the prefix.
-All arithmetic is fp32, whatever the rows' dtype is.
+All heads share one key per token, the row (latent, rope key); its latent part is the value. When a row of a selection
+holds all that a query attends to, its softmax needs no merging. When other ranks hold the rest, the result is a partial
+with its log-sum-exp, and the gradient takes the log-sum-exp and the row sums of the merged output
+(`attention_routes.py` says why). Forward keeps nothing but its inputs, and backward gathers the rows again and
+recomputes the probabilities. Memory depends on the tile, not on the prefix. All arithmetic is fp32, whatever the rows'
+dtype is.
 """
 
 from collections.abc import Iterator
-from contextlib import nullcontext
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
-
-from longstraw_core.resident.latent_state import LatentState
 
 TILE_ELEMENTS = {"cpu": 1 << 18, "cuda": 1 << 26}
 """Gathered values held at once (1 MiB in fp32 on a CPU: within its cache); bounds the queries of a tile."""
 
 
+class SelectedRows(NamedTuple):
+    """Queries and what they selected."""
+
+    q_TND: torch.Tensor
+    """Absorbed queries [queries, heads, latent + rope dim], rotated."""
+    q_prefix_TND: torch.Tensor | None
+    """Queries for resident tokens when they differ from those for the segment's own."""
+    own_SD: torch.Tensor
+    """Rows (latent, rope key) of tokens of the segment."""
+    selection_TK: torch.Tensor
+    """Row numbers, ascending in every row: resident rows from 0, then the rows of `own_SD`; -1 is no row.
+
+    Without -1 they are positions, among which those behind the query's own are padding.
+    """
+    prefix_PD: torch.Tensor
+    """Resident rows."""
+    first_query: int
+    """Position of the first query among the segment's tokens, when row numbers are positions."""
+    partial: bool
+    """Whether other ranks hold more of what the queries selected; row numbers are then not positions."""
+    latent: int
+    """Width of the latent, which is the value."""
+    scale: float
+    """Factor of the scores."""
+
+
+class SelectedGradient(NamedTuple):
+    """Gradients in fp32; those of resident rows were added to the sink."""
+
+    dq_TND: torch.Tensor
+    dq_prefix_TND: torch.Tensor | None
+    down_SD: torch.Tensor
+
+
 class _Tile(NamedTuple):
     rows: slice
-    positions: torch.Tensor
-    """Absolute positions of what the tile's queries selected, flat [R * K]."""
+    numbers: torch.Tensor
+    """Row numbers of what the tile's queries selected, flat [R * K]."""
     own_RK: torch.Tensor
     """Which of them lie in the segment itself."""
     keys_RKD: torch.Tensor
     p_RNK: torch.Tensor
+    lse_RN: torch.Tensor
 
 
-class _Inputs(NamedTuple):
-    q_TND: torch.Tensor
-    q_prefix_TND: torch.Tensor | None
-    """Queries for resident tokens when they differ from those for the segment's own."""
-    own_TD: torch.Tensor
-    selection_TK: torch.Tensor
-    start: int
-    scale: float
-
-
-def _tiles(inputs: _Inputs, prefix_PD: torch.Tensor) -> Iterator[_Tile]:
+def _tiles(inputs: SelectedRows, lse_TN: torch.Tensor | None) -> Iterator[_Tile]:
     """Gather what the queries selected and compute their attention probabilities, tile by tile.
 
     The gathered rows of a tile are valid until the next one: all tiles share one buffer, because fresh memory for
     each would cost more than the gather.
     """
-    start = inputs.start
+    start = inputs.prefix_PD.shape[0]
     tokens, width = inputs.selection_TK.shape
     step = _tile_rows(inputs)
-    gathered_XD = inputs.own_TD.new_empty((min(step, tokens) * width, inputs.own_TD.shape[1]))
+    gathered_XD = inputs.own_SD.new_empty((min(step, tokens) * width, inputs.own_SD.shape[1]))
     for begin in range(0, tokens, step):
         rows = slice(begin, min(begin + step, tokens))
-        positions_RK = inputs.selection_TK[rows].to(torch.int64)
-        positions = positions_RK.reshape(-1)
-        own_RK = positions_RK >= start
-        keys_XD = gathered_XD[: positions.shape[0]]
-        if start == 0:
-            torch.index_select(inputs.own_TD, 0, positions, out=keys_XD)
+        numbers_RK = inputs.selection_TK[rows].to(torch.int64)
+        numbers = numbers_RK.reshape(-1)
+        own_RK = numbers_RK >= start
+        keys_XD = gathered_XD[: numbers.shape[0]]
+        if start == 0 and not inputs.partial:
+            torch.index_select(inputs.own_SD, 0, numbers, out=keys_XD)
         else:
-            torch.index_select(prefix_PD, 0, positions.clamp(max=start - 1), out=keys_XD)
+            if start == 0:
+                keys_XD.zero_()
+            else:
+                torch.index_select(inputs.prefix_PD, 0, numbers.clamp(0, start - 1), out=keys_XD)
             where = own_RK.reshape(-1).nonzero()[:, 0]
-            keys_XD.index_copy_(0, where, inputs.own_TD.index_select(0, positions[where] - start))
-        keys_RKD = keys_XD.float().view(*positions_RK.shape, -1)
+            keys_XD.index_copy_(0, where, inputs.own_SD.index_select(0, numbers[where] - start))
+        keys_RKD = keys_XD.float().view(*numbers_RK.shape, keys_XD.shape[1])
         s_RNK = _by_origin(own_RK, inputs.q_TND[rows], _rows(inputs.q_prefix_TND, rows), keys_RKD).mul_(inputs.scale)
-        if start + rows.start < width:  # queries that see fewer tokens than a row holds: the rest is padding
-            query_R = torch.arange(start + rows.start, start + rows.stop, device=positions.device)
-            s_RNK.masked_fill_((positions_RK > query_R[:, None])[:, None], float("-inf"))
-        yield _Tile(rows, positions, own_RK, keys_RKD, torch.softmax(s_RNK, dim=-1))
+        first = start + inputs.first_query + rows.start
+        if inputs.partial:
+            s_RNK.masked_fill_((numbers_RK < 0)[:, None], float("-inf"))
+        elif first < width:  # queries that see fewer tokens than a row holds: the rest is padding
+            query_R = torch.arange(first, first + numbers_RK.shape[0], device=numbers.device)
+            s_RNK.masked_fill_((numbers_RK > query_R[:, None])[:, None], float("-inf"))
+        if not inputs.partial:
+            yield _Tile(rows, numbers, own_RK, keys_RKD, torch.softmax(s_RNK, dim=-1), s_RNK.new_empty(0))
+            continue
+        lse_RN = torch.logsumexp(s_RNK, dim=-1) if lse_TN is None else lse_TN[rows]
+        # a query that selected nothing here has log-sum-exp -inf and probabilities 0
+        p_RNK = s_RNK.sub_(lse_RN.masked_fill(lse_RN == float("-inf"), 0.0)[..., None]).exp_()
+        yield _Tile(rows, numbers, own_RK, keys_RKD, p_RNK, lse_RN)
 
 
-def _tile_rows(inputs: _Inputs) -> int:
-    row_elements = inputs.selection_TK.shape[1] * inputs.own_TD.shape[1]
-    return max(1, TILE_ELEMENTS.get(inputs.own_TD.device.type, TILE_ELEMENTS["cpu"]) // row_elements)
+def _tile_rows(inputs: SelectedRows) -> int:
+    row_elements = max(inputs.selection_TK.shape[1] * inputs.own_SD.shape[1], 1)
+    return max(1, TILE_ELEMENTS.get(inputs.own_SD.device.type, TILE_ELEMENTS["cpu"]) // row_elements)
 
 
 def _rows(x_TND: torch.Tensor | None, rows: slice) -> torch.Tensor | None:
@@ -88,71 +124,71 @@ def _by_origin(
     return torch.where(own_RK[:, None], products_RNK, torch.matmul(x_prefix_RND.float(), keys_RKD.transpose(1, 2)))
 
 
-class _SelectedAttention(torch.autograd.Function):
-    @staticmethod
-    def forward(  # type: ignore[override]
-        ctx: Any,
-        q_TND: torch.Tensor,
-        q_prefix_TND: torch.Tensor | None,
-        own_TD: torch.Tensor,
-        selection_TK: torch.Tensor,
-        state: LatentState,
-        start: int,
-        latent: int,
-        scale: float,
-        state_gradient: bool,
-    ) -> tuple[torch.Tensor, torch.Tensor | None]:
-        inputs = _Inputs(q_TND, q_prefix_TND, own_TD, selection_TK, start, scale)
-        out_TNL = q_TND.new_empty((*q_TND.shape[:2], latent), dtype=torch.float32)
-        out_prefix_TNL = None if q_prefix_TND is None else torch.empty_like(out_TNL)
-        for tile in _tiles(inputs, state.latents(start, backward=False)):
-            v_RKL = tile.keys_RKD[..., :latent]
-            if out_prefix_TNL is None:
-                torch.matmul(tile.p_RNK, v_RKL, out=out_TNL[tile.rows])
-            else:
-                own_R1K = tile.own_RK[:, None]
-                out_TNL[tile.rows] = torch.matmul(tile.p_RNK * own_R1K, v_RKL)
-                out_prefix_TNL[tile.rows] = torch.matmul(tile.p_RNK * ~own_R1K, v_RKL)
-        ctx.state, ctx.start, ctx.latent, ctx.scale, ctx.state_gradient = state, start, latent, scale, state_gradient
-        ctx.save_for_backward(q_TND, q_prefix_TND, own_TD, selection_TK)
-        return out_TNL, out_prefix_TNL
+def attend_selected(inputs: SelectedRows) -> tuple[torch.Tensor, torch.Tensor | None, torch.Tensor]:
+    """Attend from queries to the rows they selected.
 
-    @staticmethod
-    def backward(  # type: ignore[override]
-        ctx: Any, dout_TNL: torch.Tensor, dout_prefix_TNL: torch.Tensor | None
-    ) -> tuple[torch.Tensor | None, ...]:
-        q_TND, q_prefix_TND, own_TD, selection_TK = ctx.saved_tensors
-        start, latent = ctx.start, ctx.latent
-        inputs = _Inputs(q_TND, q_prefix_TND, own_TD, selection_TK, start, ctx.scale)
-        dq_TND = torch.empty(q_TND.shape, dtype=torch.float32, device=q_TND.device)
-        dq_prefix_TND = None if q_prefix_TND is None else torch.empty_like(dq_TND)
-        down_TD = torch.zeros(own_TD.shape, dtype=torch.float32, device=own_TD.device)
-        with_sink = ctx.state_gradient and start > 0
-        scratch = torch.empty(
-            min(_tile_rows(inputs), q_TND.shape[0]) * selection_TK.shape[1] * own_TD.shape[1],
-            dtype=torch.float32,
-            device=q_TND.device,
-        )
-        with ctx.state.gradient_sink(start) if with_sink else nullcontext() as sink_PD:
-            for tile in _tiles(inputs, ctx.state.latents(start, backward=True)):
-                dout_RNL = dout_TNL[tile.rows]
-                dp_RNK = _by_origin(
-                    tile.own_RK, dout_RNL, _rows(dout_prefix_TNL, tile.rows), tile.keys_RKD[..., :latent]
-                )
-                ds_RNK = dp_RNK.sub_((tile.p_RNK * dp_RNK).sum(-1, keepdim=True)).mul_(tile.p_RNK).mul_(ctx.scale)
-                if dq_prefix_TND is None:
-                    torch.matmul(ds_RNK, tile.keys_RKD, out=dq_TND[tile.rows])
-                else:
-                    own_R1K = tile.own_RK[:, None]
-                    dq_TND[tile.rows] = torch.matmul(ds_RNK * own_R1K, tile.keys_RKD)
-                    dq_prefix_TND[tile.rows] = torch.matmul(ds_RNK * ~own_R1K, tile.keys_RKD)
-                _add_key_gradient(tile, ds_RNK, q_TND[tile.rows].float(), dout_RNL, start, down_TD, sink_PD, scratch)
-        return (
-            dq_TND.to(q_TND.dtype),
-            None if dq_prefix_TND is None else dq_prefix_TND.to(q_TND.dtype),
-            down_TD.to(own_TD.dtype),
-            *(None,) * 6,
-        )
+    Returns:
+        Weighted latents [queries, heads, latent] in fp32: with `q_prefix_TND` the part that comes from the segment's
+        own tokens and the part that comes from resident ones, otherwise (all, None). Then, of a partial, the log-sum-exp
+        [queries, heads], -inf for a query that selected nothing here; else an empty tensor.
+    """
+    shape = (*inputs.q_TND.shape[:2], inputs.latent)
+    out_TNL = torch.empty(shape, dtype=torch.float32, device=inputs.q_TND.device)
+    out_prefix_TNL = None if inputs.q_prefix_TND is None else torch.empty_like(out_TNL)
+    lse_TN = out_TNL.new_empty(shape[:2] if inputs.partial else (0,))
+    for tile in _tiles(inputs, None):
+        v_RKL = tile.keys_RKD[..., : inputs.latent]
+        if inputs.partial:
+            lse_TN[tile.rows] = tile.lse_RN
+        if out_prefix_TNL is None:
+            torch.matmul(tile.p_RNK, v_RKL, out=out_TNL[tile.rows])
+        else:
+            own_R1K = tile.own_RK[:, None]
+            out_TNL[tile.rows] = torch.matmul(tile.p_RNK * own_R1K, v_RKL)
+            out_prefix_TNL[tile.rows] = torch.matmul(tile.p_RNK * ~own_R1K, v_RKL)
+    return out_TNL, out_prefix_TNL, lse_TN
+
+
+def attend_selected_gradient(
+    inputs: SelectedRows,
+    dout_TNL: torch.Tensor,
+    dout_prefix_TNL: torch.Tensor | None,
+    sink_PD: torch.Tensor | None,
+    *,
+    lse_TN: torch.Tensor | None = None,
+    delta_TN: torch.Tensor | None = None,
+) -> SelectedGradient:
+    """Back-propagate through `attend_selected`; add the gradient of resident rows to `sink_PD` when it is given.
+
+    Args:
+        dout_TNL: gradient of the output; of a partial, of the output that is merged over all ranks.
+        dout_prefix_TNL: the same of the part from resident tokens.
+        sink_PD: fp32 sink of the resident rows, or None when nobody asks.
+        lse_TN: log-sum-exp over all ranks, of a partial only.
+        delta_TN: row sums of dout * merged output, of a partial only.
+    """
+    q_TND, own_SD, start = inputs.q_TND, inputs.own_SD, inputs.prefix_PD.shape[0]
+    dq_TND = torch.empty(q_TND.shape, dtype=torch.float32, device=q_TND.device)
+    dq_prefix_TND = None if inputs.q_prefix_TND is None else torch.empty_like(dq_TND)
+    down_SD = torch.zeros(own_SD.shape, dtype=torch.float32, device=own_SD.device)
+    scratch = torch.empty(
+        min(_tile_rows(inputs), q_TND.shape[0]) * inputs.selection_TK.shape[1] * own_SD.shape[1],
+        dtype=torch.float32,
+        device=q_TND.device,
+    )
+    for tile in _tiles(inputs, lse_TN):
+        dout_RNL, dout_prefix_RNL = dout_TNL[tile.rows], _rows(dout_prefix_TNL, tile.rows)
+        dp_RNK = _by_origin(tile.own_RK, dout_RNL, dout_prefix_RNL, tile.keys_RKD[..., : inputs.latent])
+        delta_RN1 = (tile.p_RNK * dp_RNK).sum(-1, keepdim=True) if delta_TN is None else delta_TN[tile.rows, :, None]
+        ds_RNK = dp_RNK.sub_(delta_RN1).mul_(tile.p_RNK).mul_(inputs.scale)
+        if dq_prefix_TND is None:
+            torch.matmul(ds_RNK, tile.keys_RKD, out=dq_TND[tile.rows])
+        else:
+            own_R1K = tile.own_RK[:, None]
+            dq_TND[tile.rows] = torch.matmul(ds_RNK * own_R1K, tile.keys_RKD)
+            dq_prefix_TND[tile.rows] = torch.matmul(ds_RNK * ~own_R1K, tile.keys_RKD)
+        _add_key_gradient(tile, ds_RNK, q_TND[tile.rows].float(), dout_RNL.float(), start, down_SD, sink_PD, scratch)
+    return SelectedGradient(dq_TND, dq_prefix_TND, down_SD)
 
 
 def _add_key_gradient(
@@ -161,7 +197,7 @@ def _add_key_gradient(
     q_RND: torch.Tensor,
     dout_RNL: torch.Tensor,
     start: int,
-    down_TD: torch.Tensor,
+    down_SD: torch.Tensor,
     sink_PD: torch.Tensor | None,
     scratch: torch.Tensor,
 ) -> None:
@@ -169,54 +205,22 @@ def _add_key_gradient(
     rows, _, dim = q_RND.shape
     width = tile.own_RK.shape[1]
     if sink_PD is None:  # a selection ascends: own tokens stand in the last columns
-        width = int(tile.own_RK.sum(1).max())
-        if width == 0:
-            return
+        width = int(tile.own_RK.sum(1).max()) if width else 0
+    if width == 0:
+        return
     tail = slice(tile.own_RK.shape[1] - width, None)
     # one product for what rows receive as keys and, in their latent part, as values
     weights_RMK = torch.cat((ds_RNK[..., tail], tile.p_RNK[..., tail]), dim=1)
     received_RMD = torch.cat((q_RND, F.pad(dout_RNL, (0, dim - dout_RNL.shape[-1]))), dim=1)
     dkeys = scratch[: rows * width * dim].view(rows * width, dim)
     torch.bmm(weights_RMK.transpose(1, 2), received_RMD, out=dkeys.view(rows, width, dim))
-    positions = tile.positions.view(-1, tile.own_RK.shape[1])[:, tail].reshape(-1)
-    if start == 0:
-        down_TD.index_add_(0, positions, dkeys)
-        return
+    numbers = tile.numbers.view(-1, tile.own_RK.shape[1])[:, tail].reshape(-1)
     own = tile.own_RK[:, tail].reshape(-1)
     where = own.nonzero()[:, 0]
-    down_TD.index_add_(0, positions[where] - start, dkeys[where])
+    if where.numel() == numbers.numel() and start == 0:
+        down_SD.index_add_(0, numbers, dkeys)
+        return
+    down_SD.index_add_(0, numbers[where] - start, dkeys[where])
     if sink_PD is not None:
-        where = (~own).nonzero()[:, 0]
-        sink_PD.index_add_(0, positions[where], dkeys[where])
-
-
-def selected_attention(
-    q_TND: torch.Tensor,
-    q_prefix_TND: torch.Tensor | None,
-    own_TD: torch.Tensor,
-    selection_TK: torch.Tensor,
-    state: LatentState,
-    *,
-    start: int,
-    latent: int,
-    scale: float,
-    state_gradient: bool,
-) -> tuple[torch.Tensor, torch.Tensor | None]:
-    """Attend from a segment to the tokens it selected, resident ones and its own.
-
-    Args:
-        q_TND: absorbed queries [tokens, heads, latent + rope dim], rotated.
-        q_prefix_TND: queries for resident tokens where they differ from those for the segment's own, or None.
-        own_TD: rows (latent, rope key) of the segment's tokens.
-        selection_TK: absolute positions, ascending, padding behind the query's own position.
-        state: resident rows of the `start` tokens before the segment; backward adds to its sink if `state_gradient`.
-        latent: width of the latent, which is the value.
-        scale: factor of the scores.
-
-    Returns:
-        Weighted latents [tokens, heads, latent] in fp32. With `q_prefix_TND` two of them, the part that comes from
-        the segment's own tokens and the part that comes from resident ones; otherwise (all, None).
-    """
-    return _SelectedAttention.apply(  # type: ignore[return-value]
-        q_TND, q_prefix_TND, own_TD, selection_TK, state, start, latent, scale, state_gradient
-    )
+        where = (~own & (numbers >= 0)).nonzero()[:, 0]
+        sink_PD.index_add_(0, numbers[where], dkeys[where])

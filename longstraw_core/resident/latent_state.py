@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import torch
 
 from longstraw_core.resident.layer_state import Produced
+from longstraw_core.resident.ownership import PromptOwnership
 from longstraw_core.resident.page_run import PageRun, RowLayout
 from longstraw_core.resident.pool import ResidentPool, block_bytes
 from longstraw_core.resident.staging import Key, Stager
@@ -29,24 +30,25 @@ class ChoiceLayout:
     selection_record: SelectionRecord = "cut"
     """What is kept of a selection: where it is cut (8 bytes), or its positions."""
 
-    def shapes_for(self, tokens: int) -> dict[str, tuple[tuple[int, int], torch.dtype]]:
-        """Shape and dtype of every record for `tokens` tokens."""
+    def shapes_for(self, ownership: PromptOwnership) -> dict[str, tuple[tuple[int, int], torch.dtype]]:
+        """Shape and dtype of every record of the owned tokens; a record may have no rows on this rank."""
         shapes = {}
-        selecting = tokens - self.selected
-        if self.selected and selecting > 0:
+        rows = ownership.rows()
+        if self.selected and ownership.tokens > self.selected:
+            selecting = rows - ownership.rows(self.selected)
             if self.selection_record == "positions":
-                narrow = tokens <= WIDE_POSITIONS
+                narrow = ownership.tokens <= WIDE_POSITIONS
                 shapes["selection"] = ((selecting, self.selected), torch.uint16 if narrow else torch.int32)
             else:
                 shapes["cut_scores"] = ((selecting, 1), torch.float32)
                 shapes["cut_positions"] = ((selecting, 1), torch.int32)
-        if self.experts and tokens:
-            shapes["experts"] = ((tokens, self.experts), torch.uint8 if self.expert_count <= 256 else torch.int32)
+        if self.experts and ownership.tokens:
+            shapes["experts"] = ((rows, self.experts), torch.uint8 if self.expert_count <= 256 else torch.int32)
         return shapes
 
-    def bytes_for(self, tokens: int) -> int:
-        """Bytes of the records for `tokens` tokens."""
-        return sum(block_bytes(shape, dtype) for shape, dtype in self.shapes_for(tokens).values())
+    def bytes_for(self, ownership: PromptOwnership) -> int:
+        """Bytes of the records of the owned tokens."""
+        return sum(block_bytes(shape, dtype) for shape, dtype in self.shapes_for(ownership).values())
 
 
 @dataclass(frozen=True)
@@ -59,16 +61,21 @@ class LatentLayout:
 
 
 class LatentState:
-    """Resident state of one layer for a prompt whose length is known beforehand.
+    """Resident state of one layer for a prompt whose ownership is known beforehand. Rows are owned tokens, in order.
 
     `following` and `preceding` are the states of the same prompt that are read next in forward and backward order;
     reading this state starts to bring the neighbour's rows to the device.
     """
 
-    def __init__(self, pool: ResidentPool, owner: str, layout: LatentLayout, tokens: int, stager: Stager) -> None:
+    def __init__(
+        self, pool: ResidentPool, owner: str, layout: LatentLayout, ownership: PromptOwnership, stager: Stager
+    ) -> None:
         self._pool = pool
         self._owner = owner
-        self._tokens = tokens
+        self._ownership = ownership
+        self._rows_in_all = ownership.rows()
+        self._shapes = layout.choices.shapes_for(ownership)
+        self._first_selecting = ownership.rows(layout.choices.selected)
         self._stager = stager
         self.layout = layout
         self.following: LatentState | None = None
@@ -81,7 +88,7 @@ class LatentState:
 
     @property
     def length(self) -> int:
-        """Tokens stored."""
+        """Rows stored."""
         return self._length
 
     @property
@@ -131,18 +138,18 @@ class LatentState:
 
     def records(self, name: str) -> bool:
         """Whether `name` is among the choices that the layer records for its prompt."""
-        return name in self.layout.choices.shapes_for(self._tokens)
+        return name in self._shapes
 
     def record_choice(self, name: str, start: int, choice_TK: torch.Tensor) -> None:
-        """Keep one kind of choice of tokens [start, start + T) for the reverse sweep, if it is among the recorded.
+        """Keep one kind of choice of rows [start, start + T) for the reverse sweep, if it is among the recorded.
 
         Args:
             name: `selection`, `cut_scores`, `cut_positions` or `experts`.
-            start: first token.
-            choice_TK: one row per token.
+            start: first row.
+            choice_TK: one choice per row.
         """
         first = self._first_recorded(name)
-        shapes = self.layout.choices.shapes_for(self._tokens)
+        shapes = self._shapes
         if name not in shapes or start + choice_TK.shape[0] <= first:
             return
         if name not in self._choices:
@@ -156,15 +163,15 @@ class LatentState:
         )
 
     def recorded_choice(self, name: str, start: int, end: int) -> torch.Tensor:
-        """Return what was recorded for tokens [start, end) on the computing device; integers as int64.
+        """Return what was recorded for rows [start, end) on the computing device; integers as int64.
 
-        Of a selection these are the rows of the tokens that had to select: none for the first `selected` ones.
+        Of a selection this is one line per token that had to select: none for the prompt's first `selected` ones.
 
         Raises:
             IntegrityError: the choices were not recorded at capture.
         """
         first = self._first_recorded(name)
-        shapes = self.layout.choices.shapes_for(self._tokens)
+        shapes = self._shapes
         if name in shapes and name not in self._choices and end > first:
             raise IntegrityError(f"{self._owner}: the {name} of the prompt's tokens was not recorded at capture")
         width, dtype = (shapes[name][0][1], shapes[name][1]) if name in shapes else (1, torch.float32)
@@ -175,29 +182,30 @@ class LatentState:
         return recorded.to(device=self._stager.device, dtype=wanted)
 
     def _first_recorded(self, name: str) -> int:
-        return 0 if name == "experts" else self.layout.choices.selected
+        return 0 if name == "experts" else self._first_selecting
 
     # Life cycle
 
     def append(self, produced: Produced, token_count: int, *, keep_boundary: bool) -> None:
         """Write rows (latent, rope key) [T, D], and index keys [T, I] if the layer has any, behind the stored ones."""
-        del keep_boundary  # pages need no boundary copies
-        if self._length + token_count > self._tokens:
-            self._refuse_overflow(token_count)
+        del token_count, keep_boundary  # pages hold owned tokens only and need no boundary copies
+        rows = produced[0].shape[0]
+        if self._length + rows > self._rows_in_all:
+            self._refuse_overflow(rows)
         self._allocate()
         for (_, run, _), rows_TD in zip(self._runs(), produced, strict=True):
             run.write(self._length, rows_TD)
-        self._length += token_count
+        self._length += rows
 
-    def _refuse_overflow(self, token_count: int) -> None:
-        raise RuntimeError(f"{self._length + token_count} tokens do not fit pages for {self._tokens}")
+    def _refuse_overflow(self, rows: int) -> None:
+        raise RuntimeError(f"{self._length + rows} tokens do not fit pages for {self._rows_in_all}")
 
     def _allocate(self) -> None:
         if self._latents is not None:
             return
-        self._latents = PageRun(self._pool, self._owner, self.layout.latents, self._tokens)
+        self._latents = PageRun(self._pool, self._owner, self.layout.latents, self._rows_in_all)
         if self.layout.index_keys is not None:
-            self._index_keys = PageRun(self._pool, self._owner, self.layout.index_keys, self._tokens)
+            self._index_keys = PageRun(self._pool, self._owner, self.layout.index_keys, self._rows_in_all)
 
     def open_sinks(self) -> None:
         """Allocate the zeroed fp32 sink of the latent pages; index keys have no gradient."""
@@ -243,13 +251,14 @@ class LatentState:
         Raises:
             IntegrityError: a tensor is missing, unexpected, of another shape or dtype, or a choice is impossible.
         """
-        choices = self.layout.choices.shapes_for(token_count)
+        rows = self._ownership.rows(token_count)
+        choices = dict(self._shapes)
         if not set(choices) & set(tensors):
             choices = {}  # captured without them: nothing is swept through this state
         expected: dict[str, tuple[tuple[int, ...], torch.dtype]] = dict(choices)
         for name, layout in self._row_layouts():
-            for page in range(layout.pages_for(token_count)):
-                filled = min(layout.page_tokens, token_count - page * layout.page_tokens)
+            for page in range(layout.pages_for(rows)):
+                filled = min(layout.page_tokens, rows - page * layout.page_tokens)
                 expected[f"{name}.{page:06d}"] = ((filled, layout.width), layout.dtype)
         if set(tensors) != set(expected):
             wrong = sorted(set(tensors) ^ set(expected))
@@ -265,9 +274,9 @@ class LatentState:
         if token_count:
             self._allocate()
         for name, run, layout in self._runs():
-            for page in range(layout.pages_for(token_count)):
+            for page in range(layout.pages_for(rows)):
                 run.write(page * layout.page_tokens, tensors[f"{name}.{page:06d}"])
-        self._length = token_count
+        self._length = rows
         for name in choices:
             self.record_choice(name, self._first_recorded(name), tensors[name])
 
@@ -280,8 +289,7 @@ class LatentState:
         if name == "experts":
             limit = torch.tensor(self.layout.choices.expert_count - 1)
         else:
-            first = self.layout.choices.selected
-            limit = torch.arange(first, first + choice_TK.shape[0])[:, None]
+            limit = self._ownership.positions()[self._first_selecting :, None]
         if bool((choice_TK > limit).any()) or bool((choice_TK < 0).any()):
             raise IntegrityError(f"{self._owner} {name}: names a token or an expert that cannot have been chosen")
 

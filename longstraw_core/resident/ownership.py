@@ -41,6 +41,11 @@ class PromptOwnership:
         """Return the ownership of a prompt that is captured in chunks of `chunk_tokens`."""
         return cls(tuple(range(0, tokens, chunk_tokens)), tokens, rank, ranks)
 
+    @classmethod
+    def whole(cls, tokens: int) -> "PromptOwnership":
+        """Return the ownership of a prompt of which one rank owns everything."""
+        return cls((0,) if tokens else (), tokens)
+
     def rows(self, end: int | None = None) -> int:
         """Return how many of the first `end` tokens (all by default) this rank owns: its rows in page order."""
         return self.rows_per_rank(end)[self.rank]

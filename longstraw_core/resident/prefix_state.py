@@ -28,8 +28,7 @@ class PrefixState:
         ownership: PromptOwnership | None = None,
     ) -> None:
         self.prompt_token_ids = tuple(int(token) for token in prompt_token_ids)
-        captured = len(self.prompt_token_ids) - 1
-        self.ownership = ownership or PromptOwnership.chunked(captured, max(captured, 1))
+        self.ownership = ownership or PromptOwnership.whole(len(self.prompt_token_ids) - 1)
         """How the captured tokens are dealt to the ranks; this object holds one rank's part."""
         self._pool = pool
         self._owner = f"prompt {next(_serial)}"

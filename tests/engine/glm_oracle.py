@@ -184,18 +184,20 @@ def engine_pinned_to(choices: Choices) -> Iterator[None]:
     no_cut = Cut(torch.empty(0), torch.empty(0, dtype=torch.int32))
 
     def pinned_select(self: object, x: torch.Tensor, q: torch.Tensor, keys: torch.Tensor, segment, state):  # type: ignore[no-untyped-def]
-        first = min(max(INDEX_TOP_K - segment.start, 0), segment.length)
-        rows = choices.rows(self._module.indexer, segment.start + first, segment.length - first)  # type: ignore[attr-defined]
+        start = segment.ownership.first
+        first = min(max(INDEX_TOP_K - start, 0), segment.length)
+        rows = choices.rows(self._module.indexer, start + first, segment.length - first)  # type: ignore[attr-defined]
         current["selected"] = rows.sort(-1).values
         return select(self, x, q, keys, segment, state)  # type: ignore[arg-type]
 
     def pinned_feed_forward(self: object, x: torch.Tensor, segment, state):  # type: ignore[no-untyped-def]
-        current["experts"] = choices.rows(self._module.gate, segment.start, segment.length)  # type: ignore[attr-defined]
+        current["experts"] = choices.rows(self._module.gate, segment.ownership.first, segment.length)  # type: ignore[attr-defined]
         return feed_forward(self, x, segment, state)  # type: ignore[arg-type]
 
     with (
         patch.object(latent_attention.LatentAttention, "_select", pinned_select),
         patch.object(latent_attention, "select_tokens", lambda *_, **__: (current["selected"], no_cut)),
+        patch.object(latent_attention, "select_across_ranks", lambda *_, **__: (current["selected"], no_cut, None)),
         patch.object(routed_experts.RoutedExperts, "feed_forward", pinned_feed_forward),
         patch.object(routed_experts.RoutedExperts, "_choose", lambda *_: current["experts"]),
     ):

@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from longstraw_core.resident.latent_state import ChoiceLayout, LatentLayout, LatentState
+from longstraw_core.resident.ownership import PromptOwnership
 from longstraw_core.resident.page_run import RowLayout
 from longstraw_core.resident.pool import ResidentPool
 from longstraw_core.resident.staging import Stager
@@ -24,7 +25,9 @@ def empty_state(
     pool: ResidentPool | None = None, tokens: int = TOKENS, *, layout: LatentLayout = LAYOUT
 ) -> LatentState:
     cpu = torch.device("cpu")
-    return LatentState(pool or ResidentPool(cpu, 1 << 20), "layer 0", layout, tokens, Stager(cpu))
+    return LatentState(
+        pool or ResidentPool(cpu, 1 << 20), "layer 0", layout, PromptOwnership.whole(tokens), Stager(cpu)
+    )
 
 
 def filled_state(pool: ResidentPool | None = None, *, layout: LatentLayout = LAYOUT) -> LatentState:
@@ -57,9 +60,15 @@ def test_pages_take_exactly_the_bytes_their_layout_says_and_are_returned() -> No
     pool = ResidentPool(torch.device("cpu"), 1 << 20)
     state = filled_state(pool)
     pages = LAYOUT.latents.bytes_for(TOKENS) + 3 * 4 * 2 * 4
-    assert pool.used_bytes == pages + LAYOUT.choices.bytes_for(TOKENS) == pages + 6 * 5 * 2 + TOKENS * 2
+    assert (
+        pool.used_bytes
+        == pages + LAYOUT.choices.bytes_for(PromptOwnership.whole(TOKENS))
+        == pages + 6 * 5 * 2 + TOKENS * 2
+    )
     state.open_sinks()
-    assert pool.used_bytes == pages + LAYOUT.choices.bytes_for(TOKENS) + LAYOUT.latents.sink_bytes_for(TOKENS)
+    assert pool.used_bytes == pages + LAYOUT.choices.bytes_for(
+        PromptOwnership.whole(TOKENS)
+    ) + LAYOUT.latents.sink_bytes_for(TOKENS)
     state.close_sinks()
     pool.release("layer 0")
     assert pool.used_bytes == 0
@@ -81,8 +90,10 @@ def test_choices_come_back_for_any_range() -> None:
 def test_cuts_take_eight_bytes_per_selecting_token_and_come_back_for_any_range() -> None:
     pool = ResidentPool(torch.device("cpu"), 1 << 20)
     state = filled_state(pool, layout=CUTS)
-    assert CUTS.choices.bytes_for(TOKENS) == 6 * 8 + TOKENS * 2
-    assert pool.used_bytes == LAYOUT.latents.bytes_for(TOKENS) + 3 * 4 * 2 * 4 + CUTS.choices.bytes_for(TOKENS)
+    assert CUTS.choices.bytes_for(PromptOwnership.whole(TOKENS)) == 6 * 8 + TOKENS * 2
+    assert pool.used_bytes == LAYOUT.latents.bytes_for(TOKENS) + 3 * 4 * 2 * 4 + CUTS.choices.bytes_for(
+        PromptOwnership.whole(TOKENS)
+    )
     assert state.recorded_choice("cut_scores", 0, 5).shape == (0, 1)
     assert state.recorded_choice("cut_scores", 4, 7).flatten().tolist() == [5 / 8, 6 / 8]
     positions = state.recorded_choice("cut_positions", 6, TOKENS)
@@ -91,8 +102,8 @@ def test_cuts_take_eight_bytes_per_selecting_token_and_come_back_for_any_range()
 
 
 def test_long_prompts_record_positions_in_32_bits() -> None:
-    assert LAYOUT.choices.shapes_for(1 << 16)["selection"][1] == torch.uint16
-    assert LAYOUT.choices.shapes_for((1 << 16) + 1)["selection"][1] == torch.int32
+    assert LAYOUT.choices.shapes_for(PromptOwnership.whole(1 << 16))["selection"][1] == torch.uint16
+    assert LAYOUT.choices.shapes_for(PromptOwnership.whole((1 << 16) + 1))["selection"][1] == torch.int32
 
 
 @pytest.mark.parametrize("layout", [LAYOUT, CUTS])

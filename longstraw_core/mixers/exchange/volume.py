@@ -9,6 +9,13 @@ attention over pages, queries travel (H heads, query width Q, value width V):
 attention over pages, keys travel (row of b bytes and w values; t resident rows here, t* the most of any rank):
     forward    (t* + ceil(n/N)) (N-1) b
     backward   (t* + ceil(n/N)) (N-1) b  +  (n - o) w 4  +  (T - t) w 4 if the resident rows need a gradient
+latents and selected rows: the same with the partials of absorbed queries; when their positions must be told to the
+rows' owners (s the largest share, K selected): s (N-1) K 4, once for all layers that share a selection
+index, queries travel (n', o', s' of the tokens that must select; I heads of width J; K selected, c = min(K, most rows
+of any rank) candidates):
+    forward    s' (N-1) (I (J e + 4) + 8)  +  (n' - o') c 8
+index, keys travel:
+    forward    (t* + ceil(n/N)) (N-1) J e
 gated delta net, C channels and V value heads of dimension D held per rank:
     forward    (N-1) o (C + 2 V) e  +  (n - o) V D e
     backward   (n - o) (C + 2 V) e  +  (N-1) o V D e
@@ -81,6 +88,38 @@ def head_exchange(channels: int, heads: int, head_dim: int, element_bytes: int, 
         forward=(to_others * wide + of_others * narrow) * element_bytes,
         backward=(of_others * wide + to_others * narrow) * element_bytes,
     )
+
+
+@dataclass(frozen=True)
+class IndexSizes:
+    """What of an index layer decides how much travels."""
+
+    heads: int
+    width: int
+    selected: int
+    element_bytes: int
+
+
+def index_queries_travel(sizes: IndexSizes, segment: SegmentOwnership) -> Volume:
+    """Bytes when index queries are gathered, candidates return to the queries' owners and cuts are gathered."""
+    first = min(max(sizes.selected - segment.start, 0), segment.tokens)
+    counts = segment.counts_from(first)
+    gathered = max(counts) * (segment.prompt.ranks - 1)
+    most_rows = max(a + b for a, b in zip(segment.resident_counts, segment.counts, strict=True))
+    returned = (sum(counts) - counts[segment.prompt.rank]) * min(sizes.selected, most_rows)
+    return Volume(gathered * (sizes.heads * (sizes.width * sizes.element_bytes + 4) + 8) + returned * 8, 0)
+
+
+def index_keys_travel(sizes: IndexSizes, segment: SegmentOwnership) -> Volume:
+    """Bytes when index keys are gathered."""
+    rows = max(segment.resident_counts) + max(segment.counts)
+    return Volume(rows * (segment.prompt.ranks - 1) * sizes.width * sizes.element_bytes, 0)
+
+
+def index_travels(sizes: IndexSizes, segment: SegmentOwnership) -> Travels:
+    """Return what should travel in an index layer; the same on every rank and in every phase."""
+    segment = largest_share(segment)
+    return cheaper(index_queries_travel(sizes, segment), index_keys_travel(sizes, segment), backward=False)
 
 
 def cheaper(queries: Volume, keys: Volume, *, backward: bool) -> Travels:
