@@ -231,8 +231,8 @@ class LatentAttention:
         if wrong.numel():
             raise NumericError(
                 f"{state.name}: token {first + int(wrong[0])} selects other tokens than at capture: scores are "
-                "computed otherwise here than there. Sweep on the kind of device, with the threads and the ranks of the "
-                "capture, or choose layout.selection_record: positions"
+                "computed otherwise here than there. Sweep on the kind of device, with the threads and the ranks of "
+                "the capture, or choose layout.selection_record: positions"
             )
 
     def _index_inputs(

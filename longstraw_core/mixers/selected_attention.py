@@ -129,8 +129,8 @@ def attend_selected(inputs: SelectedRows) -> tuple[torch.Tensor, torch.Tensor | 
 
     Returns:
         Weighted latents [queries, heads, latent] in fp32: with `q_prefix_TND` the part that comes from the segment's
-        own tokens and the part that comes from resident ones, otherwise (all, None). Then, of a partial, the log-sum-exp
-        [queries, heads], -inf for a query that selected nothing here; else an empty tensor.
+        own tokens and the part that comes from resident ones, otherwise (all, None). Then, of a partial, the
+        log-sum-exp [queries, heads], -inf for a query that selected nothing here; else an empty tensor.
     """
     shape = (*inputs.q_TND.shape[:2], inputs.latent)
     out_TNL = torch.empty(shape, dtype=torch.float32, device=inputs.q_TND.device)

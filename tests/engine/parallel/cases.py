@@ -4,25 +4,28 @@ A case runs on one context group; its results lie in one safetensors file (gradi
 log-probabilities) with the facts of every rank beside it as JSON.
 """
 
+import contextlib
 import json
-from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from unittest.mock import patch
 
 import torch
 import torch.distributed
 from peft import PeftModel
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
 
 from longstraw_core.engine.policy import Policy
 from longstraw_core.mixers.exchange import volume
-from longstraw_core.mixers.exchange.rank_group import RankGroup
+from longstraw_core.mixers.exchange.expert_shard import expert_parameters
+from longstraw_core.mixers.exchange.rank_group import ALONE, RankGroup
 from longstraw_core.mixers.exchange.volume import Travels
 from longstraw_core.spec.receipts import GradientMode
-from longstraw_core.spec.transaction import LayoutSpec
-from tests.engine.oracle import Batch, gradients, random_batch, surrogate
+from longstraw_core.spec.transaction import LayoutSpec, SelectionRecord
+from tests.engine.glm_oracle import adapter_off_on_prompt, engine_pinned_to, recorded_choices
+from tests.engine.oracle import Batch, full_logprobs, gradients, random_batch, surrogate
 
 
 @dataclass(frozen=True)
@@ -35,10 +38,16 @@ class Case:
     chunk: int
     mode: GradientMode
     ranks: int
+    """Context ranks."""
     travels: Travels | None = None
     """What travels in attention; None leaves the choice to the volume formula."""
     page: int = 16
     checkpoint_layers: bool = False
+    experts: int = 1
+    """Expert ranks; with more of them than context ranks, several context groups compute the same."""
+    record: SelectionRecord = "cut"
+    pinned: bool = False
+    """Whether experts and tokens are chosen as in the full sequence."""
 
     @property
     def batch(self) -> Batch:
@@ -52,11 +61,11 @@ class Measured:
 
     resident_bytes: int
     planned_bytes: int
-    sent: list[tuple[str, int, str, int]]
-    """(phase, layer, purpose, bytes)."""
+    sent: list[list[str | int]]
+    """[phase, layer, purpose, bytes]."""
 
 
-@contextmanager
+@contextlib.contextmanager
 def what_travels(travels: Travels | None) -> Iterator[None]:
     """Take the choice from the volume formula."""
     if travels is None:
@@ -67,24 +76,27 @@ def what_travels(travels: Travels | None) -> Iterator[None]:
 
 
 def engine_gradients(
-    model: PeftModel, case: Case, context: RankGroup, experts: RankGroup | None = None
+    model: PeftModel, case: Case, context: RankGroup, experts: RankGroup = ALONE
 ) -> tuple[dict[str, torch.Tensor], list[torch.Tensor], Measured]:
     """Local gradients of this rank, log-probabilities of all responses, and what was measured."""
-    policy = Policy(
-        model,
-        LayoutSpec(prompt_chunk_tokens=case.chunk, page_tokens=case.page, checkpoint_layers=case.checkpoint_layers),
-        gradient=case.mode,
-        context=context,
-        **({} if experts is None else {"experts": experts}),
+    layout = LayoutSpec(
+        prompt_chunk_tokens=case.chunk,
+        page_tokens=case.page,
+        checkpoint_layers=case.checkpoint_layers,
+        selection_record=case.record,
     )
-    model.zero_grad(set_to_none=True)
+    policy = Policy(model, layout, gradient=case.mode, context=context, experts=experts)
     batch = case.batch
+    pins = pinned_choices(model, case) if case.pinned else [contextlib.nullcontext] * len(batch.responses)
+    model.zero_grad(set_to_none=True)
     with what_travels(case.travels):
-        state = policy.capture(batch.prompt, adapter=policy.captures_with_adapter)
+        with pins[0]():
+            state = policy.capture(batch.prompt, adapter=policy.captures_with_adapter)
         resident = policy.pool.used_bytes
         logprobs = []
-        for response, advantage in zip(batch.responses, batch.advantages, strict=True):
-            replayed = policy.replay(state, response, temperature=1.0)
+        for response, advantage, pin in zip(batch.responses, batch.advantages, pins, strict=True):
+            with pin():
+                replayed = policy.replay(state, response, temperature=1.0)
             surrogate(replayed.logprobs_R, advantage, len(batch.responses)).backward()
             state.verify_witness()
             logprobs.append(replayed.logprobs_R.detach())
@@ -92,36 +104,76 @@ def engine_gradients(
             policy.reverse_sweep(state)
     state.release()
     assert policy.pool.used_bytes == 0
-    sent = [(*key, count) for key, count in policy.traffic.take().items()]
+    sent: list[list[str | int]] = [[*key, count] for key, count in policy.traffic.take().items()]
     return gradients(model), logprobs, Measured(resident, policy.state_bytes(case.prompt).captured, sent)
 
 
-def summed(local: dict[str, torch.Tensor], context: RankGroup) -> dict[str, torch.Tensor]:
-    """Sum over the group of every parameter's local gradient."""
-    for gradient in local.values():
-        torch.distributed.all_reduce(gradient, group=context.process_group)
+def pinned_choices(model: PeftModel, case: Case) -> list[Callable[[], contextlib.AbstractContextManager[None]]]:
+    """For every response, a context in which the engine chooses as transformers does in its full sequence."""
+    pins = []
+    adapter_off = case.mode == "response_adapter"
+    with adapter_off_on_prompt(model, case.prompt) if adapter_off else contextlib.nullcontext(), torch.no_grad():
+        for response in case.batch.responses:
+            with recorded_choices(model) as choices:
+                full_logprobs(model, case.batch.prompt, response)
+            pins.append(partial(engine_pinned_to, choices))
+    return pins
+
+
+def summed(local: dict[str, torch.Tensor], context: RankGroup, experts: RankGroup) -> dict[str, torch.Tensor]:
+    """The true gradients: sums over the context group, and of experts over all ranks that hold parts of them.
+
+    With more expert than context ranks every context group computed the same: experts saw each token that often.
+    """
+    wide = experts if experts.size > context.size else context
+    own = expert_parameters(local)
+    for name, gradient in local.items():
+        group = wide if name in own else context
+        if group.size > 1:
+            torch.distributed.all_reduce(gradient, group=group.process_group)
+        if name in own:
+            gradient /= wide.size // context.size
     return local
 
 
-def run_cases(rank: int, model: PeftModel, cases: Sequence[Case], folder: str, mutant: str | None = None) -> None:
-    """Run all cases on as many equal groups as fit into the world; group g takes every case whose turn is g."""
+def _groups(world: int, size: int) -> list[torch.distributed.ProcessGroup]:
+    return [torch.distributed.new_group(list(range(first, first + size))) for first in range(0, world, size)]
+
+
+def run_cases(rank: int, model: PeftModel, cases: Sequence[Case], folder: str) -> None:
+    """Run all cases; where the world holds several groups that are independent, each takes its share of the cases."""
     world = torch.distributed.get_world_size()
-    for ranks in sorted({case.ranks for case in cases}):
-        groups = [torch.distributed.new_group(list(range(first, first + ranks))) for first in range(0, world, ranks)]
-        mine = rank // ranks
-        context = RankGroup.of(groups[mine])
-        for case in [case for case in cases if case.ranks == ranks][mine :: len(groups)]:
-            run_case(model, case, context, Path(folder))
-    del mutant
+    groups = {size: _groups(world, size) for size in (1, 2, 4) if size <= world}
+    for sizes in sorted({(case.ranks, case.experts) for case in cases}):
+        context, experts = (RankGroup.of(groups[size][rank // size]) for size in sizes)
+        chosen = [case for case in cases if (case.ranks, case.experts) == sizes]
+        for case in chosen[rank // max(sizes) :: world // max(sizes)]:
+            run_case(model, case, context, experts, Path(folder), writes=rank % max(sizes) == 0)
 
 
-def run_case(model: PeftModel, case: Case, context: RankGroup, folder: Path) -> None:
+def run_case(
+    model: PeftModel, case: Case, context: RankGroup, experts: RankGroup, folder: Path, *, writes: bool
+) -> None:
     """Run one case and write its files."""
-    with ExitStack():
-        local, logprobs, measured = engine_gradients(model, case, context)
-        total = summed(local, context)
+    try:
+        local, logprobs, measured = engine_gradients(model, case, context, experts)
+    except Exception as error:
+        raise RuntimeError(f"case {case.name}") from error
+    total = summed(local, context, experts)
     (folder / f"{case.name}.rank-{context.rank}.json").write_text(json.dumps(asdict(measured)))
-    if context.rank == 0:
+    if writes:
         named = {f"gradient.{name}": value for name, value in total.items()}
         named |= {f"logprobs.{index:03d}": value for index, value in enumerate(logprobs)}
         save_file({name: value.contiguous() for name, value in named.items()}, folder / f"{case.name}.safetensors")
+
+
+def read_result(folder: Path, case: Case) -> tuple[dict[str, torch.Tensor], list[torch.Tensor]]:
+    """Gradients and log-probabilities that a case wrote."""
+    stored = load_file(folder / f"{case.name}.safetensors")
+    gradient = {name.removeprefix("gradient."): value for name, value in stored.items() if name.startswith("gradient.")}
+    return gradient, [stored[name] for name in sorted(stored) if name.startswith("logprobs.")]
+
+
+def read_measured(folder: Path, case: Case, rank: int) -> Measured:
+    """What a rank of the case's context group measured."""
+    return Measured(**json.loads((folder / f"{case.name}.rank-{rank}.json").read_text()))

@@ -4,7 +4,6 @@ from pathlib import Path
 
 import pytest
 import torch
-from safetensors.torch import load_file
 
 from tests.engine.oracle import (
     adapter_off_on_prompt,
@@ -14,7 +13,7 @@ from tests.engine.oracle import (
     tiny_policy_model,
     worst_relative_error,
 )
-from tests.engine.parallel.cases import Case, run_cases
+from tests.engine.parallel.cases import Case, read_result, run_cases
 from tests.ranks import run_on_ranks
 
 SHAPES = {
@@ -73,9 +72,8 @@ def reference_of(case: Case) -> tuple[dict[str, torch.Tensor], list[torch.Tensor
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
 def test_log_probabilities_and_gradients_equal_one_process(case: Case, results: Path) -> None:
-    stored = load_file(results / f"{case.name}.safetensors")
+    ours, our_logprobs = read_result(results, case)
     gradient, logprobs = reference_of(case)
-    for index, expected_R in enumerate(logprobs):
-        assert float((stored[f"logprobs.{index:03d}"] - expected_R).abs().max()) <= 1e-4
-    ours = {name.removeprefix("gradient."): value for name, value in stored.items() if name.startswith("gradient.")}
+    for ours_R, expected_R in zip(our_logprobs, logprobs, strict=True):
+        assert float((ours_R - expected_R).abs().max()) <= 1e-4
     assert worst_relative_error(ours, gradient) <= 1e-4
