@@ -25,7 +25,7 @@ SHAPES = {
     "longer": (301, (61, 2), 96),
 }
 MODES = ("exact", "stopgrad", "response_adapter")
-IN_EVERY_MODE = ("sizes that divide nothing", "longer")
+IN_EVERY_MODE = ("sizes that divide nothing",)
 CASES = [
     Case(f"{shape}, {mode}, {ranks} ranks, {travels} travel".replace(" ", "-"), *sizes, mode, ranks, travels)
     for shape, sizes in SHAPES.items()
@@ -44,7 +44,7 @@ def _run(rank: int, folder: str) -> None:
 @pytest.fixture(scope="module")
 def results(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("ranks")
-    run_on_ranks(4, _run, str(folder), directory=folder / "run")
+    run_on_ranks(4, _run, str(folder), directory=folder / "run", seconds=600.0)
     return folder
 
 
