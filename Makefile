@@ -10,7 +10,7 @@ SEED ?= 0
 TRANSACTIONS ?= 6
 
 .DEFAULT_GOAL := help
-.PHONY: help setup run test lint format pipeline locks bench-recall bench-store bench-rewards bench-engine bench-engine-short clean
+.PHONY: help setup run test test-gpu lint format pipeline locks bench-recall bench-store bench-rewards bench-engine bench-engine-short clean
 
 help:            ## Show the targets
 	@grep -hE '^[a-z-]+: .*##' $(MAKEFILE_LIST) | sed -E 's/:.*## */\t/' | expand -t 16
@@ -39,6 +39,9 @@ $(HELM): charts/helm.lock charts/fetch_helm.py | $(STAMP)
 
 test: $(STAMP) $(HELM)   ## Run the tests
 	OMP_NUM_THREADS=1 TOKENIZERS_PARALLELISM=false $(BIN)/pytest -n 2 --dist loadfile
+
+test-gpu: $(STAMP) ## Tests that need one GPU: bf16 parity, kernels, memory at 131,072 prompt tokens
+	TOKENIZERS_PARALLELISM=false $(BIN)/pytest tests/gpu -rs
 
 lint: $(STAMP)   ## Style, types and layer order
 	$(BIN)/ruff check .

@@ -105,14 +105,18 @@ def publish_tree(store: Store, directory: Path) -> Descriptor:
 
     The manifest describes the bytes that were stored, each file read once.
     """
+    return publish_manifest(store, TreeManifest(entries=publish_files(store, directory)))
+
+
+def publish_files(store: Store, directory: Path) -> tuple[TreeEntry, ...]:
+    """Store every file of a directory as a blob and return what a manifest says of them."""
     root = absolute_unresolved(directory)
 
     def publish(file: FoundFile) -> TreeEntry:
         blob = store.put_blob(root / file.path, MEDIA_TYPE_BYTES)
         return TreeEntry(path=file.path, digest=blob.digest, size=blob.size)
 
-    entries = at_once(store.concurrency, publish, scan_directory(directory))
-    return publish_manifest(store, TreeManifest(entries=tuple(entries)))
+    return tuple(at_once(store.concurrency, publish, scan_directory(directory)))
 
 
 def publish_manifest(store: Store, manifest: TreeManifest) -> Descriptor:

@@ -47,6 +47,8 @@ class GatedDeltaNet:
             channels=self._heads.sizes.channels,
             kernel=module.conv_kernel_size,
             dtype=dtype,
+            held_heads=None if self._channels is None else tuple(self._heads.held.value),
+            held_channels=None if self._channels is None else tuple(self._channels.tolist()),
         )
 
     @property

@@ -1,6 +1,6 @@
 """Latent pages, index-key pages and recorded choices of one MLA layer, in host memory. Knows no model."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 
@@ -10,6 +10,7 @@ from longstraw_core.resident.layer_state import Produced
 from longstraw_core.resident.ownership import PromptOwnership
 from longstraw_core.resident.page_run import PageRun, RowLayout
 from longstraw_core.resident.pool import ResidentPool, block_bytes
+from longstraw_core.resident.reshard import Part, joined_pages, picked_rows, split_pages
 from longstraw_core.resident.staging import Key, Stager
 from longstraw_core.spec.errors import IntegrityError
 from longstraw_core.spec.transaction import SelectionRecord
@@ -245,13 +246,29 @@ class LatentState:
                 exported[f"{name}.{page:06d}"] = run.filled(page, self._length).contiguous()
         return exported
 
-    def restore(self, tensors: dict[str, torch.Tensor], token_count: int) -> None:
+    def reshard(
+        self, parts: Sequence[Part], stored: Sequence[PromptOwnership], wanted: PromptOwnership
+    ) -> dict[str, torch.Tensor]:
+        """Return pages and choices of the wanted tokens from those of all stored ones."""
+        picked: dict[str, torch.Tensor] = {}
+        for name, layout in self._row_layouts():
+            pages = [joined_pages(part, name, 0) for part in parts]
+            rows = picked_rows(pages, [owned.positions() for owned in stored], wanted.positions())
+            picked |= {} if rows is None else split_pages(rows, name, 0, layout.page_tokens)
+        for name in self._shapes:
+            first = 0 if name == "experts" else self.layout.choices.selected
+            keys = [owned.positions()[owned.rows(first) :] for owned in (*stored, wanted)]
+            rows = picked_rows([part.get(name) for part in parts], keys[:-1], keys[-1])
+            picked |= {} if rows is None else {name: rows}
+        return picked
+
+    def restore(self, tensors: dict[str, torch.Tensor], ownership: PromptOwnership) -> None:
         """Fill the pages and choices from exported ones.
 
         Raises:
             IntegrityError: a tensor is missing, unexpected, of another shape or dtype, or a choice is impossible.
         """
-        rows = self._ownership.rows(token_count)
+        rows = ownership.rows()
         choices = dict(self._shapes)
         if not set(choices) & set(tensors):
             choices = {}  # captured without them: nothing is swept through this state
@@ -271,7 +288,7 @@ class LatentState:
                 )
         for name in choices:
             self._check_choice(name, tensors[name])
-        if token_count:
+        if ownership.tokens:
             self._allocate()
         for name, run, layout in self._runs():
             for page in range(layout.pages_for(rows)):

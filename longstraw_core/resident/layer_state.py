@@ -1,9 +1,12 @@
 """What the state of every layer kind can do; the engine's capture, replay and sweep know only this."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Protocol
 
 import torch
+
+from longstraw_core.resident.ownership import PromptOwnership
+from longstraw_core.resident.reshard import Part
 
 Produced = tuple[torch.Tensor, ...]
 """The state tensors that one segment's mixer call produced, in the order its layer state defines."""
@@ -47,6 +50,12 @@ class LayerState(Protocol):
         """Return the tensors to persist, by name."""
         ...
 
-    def restore(self, tensors: dict[str, torch.Tensor], token_count: int) -> None:
-        """Fill an empty state from exported tensors."""
+    def restore(self, tensors: dict[str, torch.Tensor], ownership: PromptOwnership) -> None:
+        """Fill an empty state from tensors that a rank of the same place and number exported."""
+        ...
+
+    def reshard(
+        self, parts: Sequence[Part], stored: Sequence[PromptOwnership], wanted: PromptOwnership
+    ) -> dict[str, torch.Tensor]:
+        """Return what `restore` takes, from what every rank of another number of ranks exported."""
         ...

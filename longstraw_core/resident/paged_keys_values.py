@@ -1,12 +1,14 @@
 """Key and value pages of one full-attention layer, with their gradient sinks; never concatenated."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
 
 from longstraw_core.resident.layer_state import Produced
+from longstraw_core.resident.ownership import PromptOwnership
 from longstraw_core.resident.pool import ResidentPool, block_bytes
+from longstraw_core.resident.reshard import Part, joined_pages, picked_rows, split_pages
 from longstraw_core.spec.errors import IntegrityError
 
 
@@ -154,12 +156,25 @@ class PagedKeysValues:
             exported[f"page.{index:06d}"] = page_2KTD[:, :, :filled].contiguous()
         return exported
 
-    def restore(self, tensors: dict[str, torch.Tensor], token_count: int) -> None:
+    def reshard(
+        self, parts: Sequence[Part], stored: Sequence[PromptOwnership], wanted: PromptOwnership
+    ) -> dict[str, torch.Tensor]:
+        """Return the pages of the wanted tokens from those of all stored ones."""
+        rows = picked_rows(
+            [joined_pages(part, "page", 2) for part in parts],
+            [ownership.positions() for ownership in stored],
+            wanted.positions(),
+            dim=2,
+        )
+        return {} if rows is None else split_pages(rows, "page", 2, self.layout.page_tokens)
+
+    def restore(self, tensors: dict[str, torch.Tensor], ownership: PromptOwnership) -> None:
         """Fill the pages from exported ones.
 
         Raises:
             IntegrityError: a page is missing, unexpected, or has another shape or dtype.
         """
+        token_count = ownership.rows()
         expected = {f"page.{index:06d}" for index in range(self.layout.pages_for(token_count))}
         if set(tensors) != expected:
             raise IntegrityError(f"{self._owner}: pages {sorted(set(tensors) ^ expected)} are missing or unexpected")

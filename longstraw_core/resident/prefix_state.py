@@ -9,6 +9,7 @@ from longstraw_core.resident.identity import PrefixIdentity
 from longstraw_core.resident.layer_state import LayerState, Produced
 from longstraw_core.resident.ownership import PromptOwnership
 from longstraw_core.resident.pool import ResidentPool
+from longstraw_core.spec.descriptors import TreeEntry
 
 _serial = itertools.count()
 
@@ -100,10 +101,14 @@ class PrefixState:
         """Write the state as safetensors shards and a canonical JSON manifest into an empty or new directory."""
         files.save(directory, identity, self.prompt_token_ids, self.chunk_starts, self.layers)
 
+    def save_shards(self, directory: Path) -> tuple[TreeEntry, ...]:
+        """Write this rank's shards and describe them; the manifest is written once all ranks have."""
+        return files.save_shards(directory, self.layers, rank=self.ownership.rank, ranks=self.ownership.ranks)
+
     def restore(self, directory: Path, expected: PrefixIdentity) -> None:
         """Fill this empty state from files.
 
         Raises:
             IntegrityError: the files belong to another identity, or differ from what their manifest says.
         """
-        self.chunk_starts = files.restore(directory, expected, self.prompt_token_ids, self.layers)
+        self.chunk_starts = files.restore(directory, expected, self.prompt_token_ids, self.ownership, self.layers)

@@ -1,12 +1,14 @@
 """Recurrent and convolution state of one gated-delta-net layer, with the boundary copies of the reverse sweep."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
 
 from longstraw_core.resident.layer_state import Produced
+from longstraw_core.resident.ownership import PromptOwnership
 from longstraw_core.resident.pool import ResidentPool, block_bytes
+from longstraw_core.resident.reshard import Part, picked_rows
 from longstraw_core.spec.errors import IntegrityError
 
 
@@ -21,6 +23,9 @@ class RecurrentLayout:
     kernel: int
     dtype: torch.dtype
     """dtype of the convolution tail, which is the model's."""
+    held_heads: tuple[int, ...] | None = None
+    """Which value heads and which channels of the layer these are, in order; None for all."""
+    held_channels: tuple[int, ...] | None = None
 
     @property
     def recurrent_shape(self) -> tuple[int, int, int]:
@@ -140,19 +145,49 @@ class RecurrentState:
             yield f"convolution tail after {length} tokens", tail_CW
 
     def export(self) -> dict[str, torch.Tensor]:
-        """Return every kept state as `recurrent.N` and `convolution.N`, N being the tokens before it."""
+        """Return every kept state as `recurrent.N` and `convolution.N`, N being the tokens before it.
+
+        A part of the heads comes with `held_heads` and `held_channels`.
+        """
         exported = {}
+        if self.layout.held_heads is not None and self.layout.held_channels is not None:
+            exported["held_heads"] = torch.tensor(self.layout.held_heads, dtype=torch.int64)
+            exported["held_channels"] = torch.tensor(self.layout.held_channels, dtype=torch.int64)
         for length, (state_VKD, tail_CW) in self._states.items():
             exported[f"recurrent.{length:09d}"] = state_VKD
             exported[f"convolution.{length:09d}"] = tail_CW
         return exported
 
-    def restore(self, tensors: dict[str, torch.Tensor], token_count: int) -> None:
+    def reshard(
+        self, parts: Sequence[Part], stored: Sequence[PromptOwnership], wanted: PromptOwnership
+    ) -> dict[str, torch.Tensor]:
+        """Return the states of the heads this rank holds from those of all heads."""
+        del stored, wanted  # every rank has seen all tokens
+        kinds = (
+            ("recurrent", "held_heads", self.layout.held_heads, self.layout.value_heads),
+            ("convolution", "held_channels", self.layout.held_channels, self.layout.channels),
+        )
+        picked: dict[str, torch.Tensor] = {}
+        for kind, held, mine, count in kinds:
+            wanted_K = torch.arange(count) if mine is None else torch.tensor(mine)
+            if mine is not None:
+                picked[held] = wanted_K
+            for name in sorted(parts[0]):
+                if name.split(".")[0] == kind:
+                    keys = [part[held] if held in part else torch.arange(part[name].shape[0]) for part in parts]
+                    found = picked_rows([part[name] for part in parts], keys, wanted_K)
+                    if found is not None:
+                        picked[name] = found
+        return picked
+
+    def restore(self, tensors: dict[str, torch.Tensor], ownership: PromptOwnership) -> None:
         """Fill the states from exported ones.
 
         Raises:
             IntegrityError: a tensor is missing, unexpected, or has another shape or dtype.
         """
+        token_count = ownership.tokens
+        tensors = self._without_held(tensors)
         lengths = sorted({int(name.split(".")[1]) for name in tensors})
         names = {f"{kind}.{length:09d}" for length in lengths for kind in ("recurrent", "convolution")}
         if names != set(tensors) or (lengths[-1] if lengths else 0) != token_count:
@@ -174,3 +209,11 @@ class RecurrentState:
             for block, tensor in zip(blocks, stored, strict=True):
                 block.copy_(tensor)
             self._states[length] = blocks
+
+    def _without_held(self, tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+        """Check that the stored heads are those this rank holds, and leave their names out."""
+        for name, mine in (("held_heads", self.layout.held_heads), ("held_channels", self.layout.held_channels)):
+            stored = None if name not in tensors else tuple(int(item) for item in tensors[name])
+            if tensors and stored != mine:
+                raise IntegrityError(f"{self._owner}: {name} is {stored}, this rank holds {mine}")
+        return {name: tensor for name, tensor in tensors.items() if not name.startswith("held_")}

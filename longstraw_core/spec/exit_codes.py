@@ -44,6 +44,11 @@ def exit_code(error: BaseException) -> int:
     return STAGE_FAILED
 
 
+def error_name(error: LongStrawError) -> str:
+    """Name of the error's type as `error_from_name` knows it; a subclass counts as what it derives from."""
+    return next((kind.__name__ for kind in type(error).__mro__ if kind in EXIT_CODES), StageFailed.__name__)
+
+
 def error_from_name(name: str, message: str) -> LongStrawError:
     """Rebuild an error that a stage reported in another process; unknown names become StageFailed."""
     return _BY_NAME.get(name, StageFailed)(message)

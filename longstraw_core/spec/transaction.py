@@ -148,8 +148,12 @@ class OptimizerSpec(StrictModel):
 class LayoutSpec(StrictModel):
     """How the work is laid out over ranks and time."""
 
-    context_parallel: Annotated[int, Field(strict=True, ge=1, le=1)] = 1
-    expert_parallel: Annotated[int, Field(strict=True, ge=1, le=1)] = 1
+    context_parallel: Annotated[int, Field(strict=True, ge=1, le=4096)] = 1
+    """Ranks that capture_prefix, old_logprobs and train run on; every token belongs to one of them."""
+    expert_parallel: Annotated[int, Field(strict=True, ge=1, le=4096)] = 1
+    """Ranks that share one set of experts; they are the same ranks."""
+    rank_timeout_seconds: PositiveCount = 40
+    """How long a rank waits for the others in one exchange before the stage is ended."""
     prompt_chunk_tokens: PositiveCount = 2048
     """Prompt tokens captured, or swept with autograd, at once; bounds the live graph."""
     page_tokens: Annotated[int, Field(strict=True, ge=1, le=1 << 20)] = 256
@@ -159,6 +163,25 @@ class LayoutSpec(StrictModel):
     selection_record: SelectionRecord = "cut"
     """Sparse attention in `exact` mode: keep where each selection is cut and score again in the reverse sweep, or keep
     every selected position (2 or 4 bytes each), which a sweep on another kind of device needs."""
+
+    @model_validator(mode="after")
+    def _experts_fold_onto_the_ranks(self) -> "LayoutSpec":
+        if self.context_parallel % self.expert_parallel:
+            raise ValueError(
+                f"expert_parallel {self.expert_parallel} does not divide context_parallel {self.context_parallel}; "
+                "experts are sharded over the same ranks as tokens"
+            )
+        return self
+
+
+class PrefixSpec(StrictModel):
+    """How captured prompt state gets from capture_prefix to old_logprobs and train."""
+
+    handoff: Literal["store", "recapture"] = "store"
+    """`store`: as files in the artifact store; `recapture`: every stage captures the prompts again."""
+    max_stale_steps: Count = 0
+    """Optimizer steps that a state captured with the adapter on may be behind. 0 captures anew after every step. In
+    `response_adapter` mode a state is never stale and this changes nothing."""
 
 
 class ScheduleSpec(StrictModel):
@@ -198,6 +221,7 @@ class TransactionSpec(StrictModel):
     objective: ObjectiveSpec = ObjectiveSpec()
     optimizer: OptimizerSpec = OptimizerSpec()
     layout: LayoutSpec = LayoutSpec()
+    prefix: PrefixSpec = PrefixSpec()
     schedule: ScheduleSpec = ScheduleSpec()
     storage: StorageSpec = StorageSpec()
     cluster: ClusterSpec = ClusterSpec()

@@ -22,6 +22,8 @@ class StageEntry:
     """What it reads from outside the run."""
     purpose: str
     html_report: bool = False
+    ranked: bool = False
+    """Whether it runs on the specification's context-parallel ranks."""
 
 
 CATALOGUE: dict[StageName, StageEntry] = {
@@ -66,6 +68,7 @@ CATALOGUE: dict[StageName, StageEntry] = {
             ("prefix",),
             ("model snapshot",),
             "Capture every prompt once, without autograd, into resident state.",
+            ranked=True,
         ),
         StageEntry(
             "old_logprobs",
@@ -74,15 +77,17 @@ CATALOGUE: dict[StageName, StageEntry] = {
             ("logprobs",),
             ("model snapshot",),
             "Compute the trainer's log-probabilities of every response before the update.",
+            ranked=True,
         ),
         StageEntry(
             "train",
             "trainer",
             ("audit_data", "export_lora", "score_rewards", "capture_prefix", "old_logprobs"),
-            ("checkpoint", "report"),
+            ("checkpoint", "report", "rank_sessions"),
             ("model snapshot", "parent checkpoint"),
             "Replay every response with autograd, finalise the gradient once, take one optimizer step.",
             html_report=True,
+            ranked=True,
         ),
         StageEntry(
             "manifest_checkpoint",

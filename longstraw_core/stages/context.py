@@ -1,11 +1,11 @@
 """What a stage sees while it runs: its specification, verified inputs, a scratch directory and the phase clock."""
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 from pydantic import ValidationError
 
@@ -26,6 +26,9 @@ from longstraw_core.spec.descriptors import MEDIA_TYPE_JSON_LINES
 from longstraw_core.spec.model import StrictModel
 from longstraw_core.spec.receipts import Phase, StageName
 from longstraw_core.stages.events import EventLog, current_memory_bytes, peak_memory_bytes
+
+if TYPE_CHECKING:
+    from longstraw_core.training.process_groups import Ranks
 
 SNAPSHOT_INPUT = "external:model_snapshot"
 DATA_INPUT = "external:data_file"
@@ -62,11 +65,36 @@ class StageContext:
     phases: list[Phase] = field(default_factory=list)
     parent_descriptor: Descriptor | None = None
     """Descriptor of what `parent_manifest` returned."""
+    joined: "Ranks | None" = None
+    """The ranks that execute the stage together; None for the one process of a stage without ranks."""
+
+    @property
+    def ranks(self) -> "Ranks":
+        """This process among the ranks of the stage, on the device that it computes on."""
+        if self.joined is None:
+            from longstraw_core.training.process_groups import Ranks, available_device
+
+            self.joined = Ranks.alone(available_device())
+        return self.joined
+
+    @property
+    def leads(self) -> bool:
+        """Whether this process writes what the stage publishes."""
+        return self.joined is None or self.joined.rank == 0
+
+    def once_per_host(self, action: Callable[[], None]) -> None:
+        """Do on one rank of every host what the others of it only wait for; `scratch` is theirs together."""
+        if self.joined is None:
+            action()
+        else:
+            self.joined.once_per_host(action)
 
     @contextmanager
     def phase(self, name: str) -> Iterator[None]:
         """Time a phase and announce it."""
         self.log.emit("phase", phase=name, memory_bytes=current_memory_bytes())
+        if self.joined is not None:
+            self.joined.enter(name)
         started = time.monotonic()
         yield
         self.phases.append(Phase(name=name, seconds=time.monotonic() - started, peak_memory_bytes=peak_memory_bytes()))
@@ -107,7 +135,11 @@ class StageContext:
     def materialize(self, tree: Descriptor, name: str) -> Path:
         """Directory below the scratch directory with the verified files of a tree."""
         destination = self.scratch / name
-        materialize_tree(self.store, tree, destination)
+
+        def materialize() -> None:
+            materialize_tree(self.store, tree, destination)
+
+        self.once_per_host(materialize)
         return destination
 
     @property
@@ -124,7 +156,7 @@ class StageContext:
         descriptor = self.snapshot_descriptor
         directory = Path(self.spec.model.snapshot)
         with self.phase("verify model snapshot"):
-            require_external(self.store, descriptor, path=directory)
+            self.once_per_host(lambda: require_external(self.store, descriptor, path=directory))
         self.inputs[SNAPSHOT_INPUT] = descriptor
         return directory
 

@@ -29,7 +29,10 @@ def current_memory_bytes() -> int:
 class EventLog:
     """Writes events of one stage; never raises because of a full disk or a closed terminal."""
 
-    def __init__(self, stage: str, run: str, transaction: int, event_file: Path | None = None) -> None:
+    def __init__(
+        self, stage: str, run: str, transaction: int, event_file: Path | None = None, *, silent: bool = False
+    ) -> None:
+        self._silent = silent  # one rank of a stage speaks for all
         self._identity = {"stage": stage, "run": run, "transaction": transaction}
         configured = os.environ.get(EVENT_FILE_VARIABLE)
         self._file = event_file or (Path(configured) if configured else None)
@@ -38,6 +41,8 @@ class EventLog:
 
     def emit(self, event: str, **fields: Any) -> None:
         """Append one event."""
+        if self._silent:
+            return
         record = {"event": event, "time": round(time.time(), 3), **self._identity, **fields}
         if self._file is not None:
             line = (json.dumps(record, allow_nan=False, default=str) + "\n").encode("utf-8")

@@ -23,6 +23,7 @@ from longstraw_core.spec import (
     canonical_json,
     sha256_digest,
 )
+from longstraw_core.spec.model import FiniteFloat, StrictModel
 from longstraw_core.spec.receipts import Phase, RankRecord, ReceiptPredicate, StageName
 from longstraw_core.stages.catalogue import StageEntry, stage_entry
 from longstraw_core.stages.context import PARENT_INPUT, StageContext, StageResult
@@ -47,6 +48,8 @@ class StageRequest:
     run: str
     transaction: int
     parent_checkpoint: Descriptor | None = None
+    context_parallel: int | None = None
+    """Ranks of this execution instead of the specification's."""
     expected_receipts: dict[StageName, str] = field(default_factory=dict)
     """Digests of upstream receipts as the caller received them; read from the store when absent."""
 
@@ -198,31 +201,44 @@ def _execute(
 ) -> ReceiptPredicate:
     for variable, value in QUIET_AND_OFFLINE.items():
         os.environ.setdefault(variable, value)
-    module = importlib.import_module(f"longstraw_core.stages.{entry.name}")
-    execute: Callable[[StageContext], StageResult] = module.execute
+    layout = request.spec.layout
+    if request.context_parallel is not None and request.context_parallel % layout.expert_parallel:
+        raise SpecError(
+            f"{request.context_parallel} ranks: layout.expert_parallel {layout.expert_parallel} does not divide them; "
+            "experts are sharded over the same ranks as tokens"
+        )
+    size = (request.context_parallel or layout.context_parallel) if entry.ranked else 1
     with tempfile.TemporaryDirectory(prefix="longstraw-") as scratch:
-        context = StageContext(
-            stage=entry.name,
-            spec=request.spec,
-            run=request.run,
-            transaction=request.transaction,
-            store=store,
-            scratch=Path(scratch),
-            log=log,
-            receipts=receipts,
-            parent_checkpoint=request.parent_checkpoint if "parent checkpoint" in entry.external else None,
-            inputs=dict(receipt_inputs),
-        )
-        started = time.monotonic()
-        result = execute(context)
-        accounted = sum(phase.seconds for phase in context.phases)
-        context.phases.append(
-            Phase(
-                name="imports and the rest",
-                seconds=max(0.0, time.monotonic() - started - accounted),
-                peak_memory_bytes=peak_memory_bytes(),
+        if size == 1:
+            context = StageContext(
+                stage=entry.name,
+                spec=request.spec,
+                run=request.run,
+                transaction=request.transaction,
+                store=store,
+                scratch=Path(scratch),
+                log=log,
+                receipts=receipts,
+                parent_checkpoint=request.parent_checkpoint if "parent checkpoint" in entry.external else None,
+                inputs=dict(receipt_inputs),
             )
-        )
+            result = execute_here(context)
+        else:
+            from longstraw_core.stages.ranked import RankedRequest, execute_on_ranks
+
+            result = execute_on_ranks(
+                RankedRequest(
+                    stage=entry.name,
+                    spec=request.spec,
+                    run=request.run,
+                    transaction=request.transaction,
+                    context_parallel=size,
+                    expert_parallel=layout.expert_parallel,
+                    parent_checkpoint=request.parent_checkpoint,
+                    inputs=receipt_inputs,
+                    scratch=scratch,
+                )
+            )
     if set(result.outputs) != set(entry.outputs):
         raise AssertionError(f"{entry.name} published {sorted(result.outputs)}, the catalogue says {entry.outputs}")
     return ReceiptPredicate(
@@ -235,15 +251,51 @@ def _execute(
         gradient=request.spec.objective.gradient,
         rope_scaling=request.spec.model.rope_scaling,
         seed=request.spec.seed,
-        inputs=context.inputs,
+        inputs=result.inputs,
         outputs=result.outputs,
-        context_parallel=request.spec.layout.context_parallel,
-        expert_parallel=request.spec.layout.expert_parallel,
-        ranks=(RankRecord(rank=0, device="cpu", phases=tuple(context.phases)),),
+        context_parallel=size,
+        expert_parallel=layout.expert_parallel if size > 1 else 1,
+        ranks=result.ranks,
         versions=versions(),
         metrics=result.metrics,
         status=result.status,
         facts=result.facts,
+    )
+
+
+class ExecutedStage(StrictModel):
+    """What the processes of one execution say together."""
+
+    outputs: dict[str, Descriptor]
+    metrics: dict[str, FiniteFloat]
+    status: str
+    facts: dict[str, str]
+    inputs: dict[str, Descriptor]
+    ranks: tuple[RankRecord, ...]
+
+
+def execute_here(context: StageContext) -> ExecutedStage:
+    """Execute the stage in this process; its record is the only one in `ranks`."""
+    module = importlib.import_module(f"longstraw_core.stages.{context.stage}")
+    execute: Callable[[StageContext], StageResult] = module.execute
+    started = time.monotonic()
+    result = execute(context)
+    accounted = sum(phase.seconds for phase in context.phases)
+    context.phases.append(
+        Phase(
+            name="imports and the rest",
+            seconds=max(0.0, time.monotonic() - started - accounted),
+            peak_memory_bytes=peak_memory_bytes(),
+        )
+    )
+    rank, device = (0, "cpu") if context.joined is None else (context.joined.rank, str(context.joined.device))
+    return ExecutedStage(
+        outputs=result.outputs,
+        metrics=result.metrics,
+        status=result.status,
+        facts=result.facts,
+        inputs=context.inputs,
+        ranks=(RankRecord(rank=rank, device=device, phases=tuple(context.phases)),),
     )
 
 

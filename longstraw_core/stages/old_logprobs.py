@@ -3,41 +3,39 @@
 from longstraw_core.spec import ResponseLogprobs, Rollout
 from longstraw_core.stages.context import StageContext, StageResult
 from longstraw_core.stages.grouping import by_prompt
-from longstraw_core.stages.policy_inputs import (
-    POLICY_PREFIX,
-    REFERENCE_PREFIX,
-    needs_reference,
-    open_policy,
-    prefix_directory,
-)
+from longstraw_core.stages.policy_inputs import POLICY_PREFIX, REFERENCE_PREFIX, needs_reference, open_policy
+from longstraw_core.stages.prefix_handoff import PrefixReader, stale_fact
 
 
 def execute(context: StageContext) -> StageResult:
     """Publish `logprobs`, one record per response."""
     import torch
 
+    from longstraw_core.training.session import TrainingSession
+
     spec = context.spec
-    inputs = open_policy(context)
+    session = TrainingSession(context.ranks)
+    with session.phase("load"):
+        inputs = open_policy(context)
     policy = inputs.policy
-    root = context.open_tree("capture_prefix", "prefix")
+    prefix = PrefixReader(context, inputs)
     rollouts = context.read_records("sample", "rollouts", Rollout)
     groups = by_prompt(inputs.prompts, rollouts, spec.sampling.group_size, "sample/rollouts")
     records: list[ResponseLogprobs] = []
     differences: list[float] = []
 
     def replay_group(number: int, kind: str, *, adapter: bool) -> list[tuple[float, ...]]:
-        reference = kind == REFERENCE_PREFIX
-        state = policy.load_state(
-            prefix_directory(root, number, kind), inputs.identity(inputs.prompts[number], reference=reference)
-        )
-        logprobs = [
-            tuple(
-                policy.replay(
-                    state, rollout.token_ids, temperature=rollout.temperature, adapter=adapter
-                ).logprobs_R.tolist()
-            )
-            for rollout in groups[number]
-        ]
+        with session.phase(prefix.phase):
+            state = prefix.open(number, kind, inputs.prompts[number])
+        with session.phase("old_logprobs"):
+            logprobs = [
+                tuple(
+                    policy.replay(
+                        state, rollout.token_ids, temperature=rollout.temperature, adapter=adapter
+                    ).logprobs_R.tolist()
+                )
+                for rollout in groups[number]
+            ]
         state.release()
         return logprobs
 
@@ -61,10 +59,14 @@ def execute(context: StageContext) -> StageResult:
                     abs(mine - sampled) for mine, sampled in zip(old_logprobs, rollout.logprobs, strict=True)
                 ]
             context.log.progress("groups replayed", number + 1, len(groups))
+    with session.phase("release"):
+        outputs = {"logprobs": context.write_records(records)} if context.leads else {}
     return StageResult(
-        outputs={"logprobs": context.write_records(records)},
+        outputs=outputs,
         metrics={
             "sampling/sampling_logp_difference/mean": sum(differences) / len(differences),
             "sampling/sampling_logp_difference/max": max(differences),
+            "prefix/stale_steps": float(prefix.stale_steps),
         },
+        facts=stale_fact(prefix.stale_steps),
     )

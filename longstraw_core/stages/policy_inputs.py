@@ -47,13 +47,22 @@ def open_policy(context: StageContext) -> PolicyInputs:
     from longstraw_core.engine.policy import Policy
     from longstraw_core.training.model import load_policy_model
 
+    ranks = context.ranks
     prompts = context.read_records("audit_data", "prompts", Prompt)
     adapter_descriptor = context.input("export_lora", "adapter")
     adapter = context.materialize(adapter_descriptor, "adapter")
     snapshot = context.model_snapshot()
     with context.phase("load model"):
-        model = load_policy_model(snapshot, adapter, context.spec.model)
-        policy = Policy(model, context.spec.layout, gradient=context.spec.objective.gradient)
+        model = load_policy_model(
+            snapshot, adapter, context.spec.model, device=str(ranks.device), experts=ranks.experts
+        )
+        policy = Policy(
+            model,
+            context.spec.layout,
+            gradient=context.spec.objective.gradient,
+            context=ranks.context,
+            experts=ranks.experts,
+        )
     return PolicyInputs(
         prompts=prompts,
         policy=policy,
@@ -67,8 +76,3 @@ def open_policy(context: StageContext) -> PolicyInputs:
 def needs_reference(context: StageContext) -> bool:
     """Whether the reference (the model with its adapter disabled) must be captured and replayed too."""
     return context.spec.objective.kl_coefficient > 0.0
-
-
-def prefix_directory(root: Path, prompt_number: int, kind: str) -> Path:
-    """Where a prompt's captured state lies inside the `prefix` tree."""
-    return root / f"{prompt_number:04d}" / kind

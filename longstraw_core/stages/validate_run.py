@@ -122,7 +122,7 @@ def _levels(context: StageContext, manifest: CheckpointManifest) -> tuple[Eviden
     gradient = context.spec.objective.gradient
     phases = {phase.name for rank in train.ranks for phase in rank.phases} & {"replay", "reverse_sweep"}
     images = {receipt.predicate.image_digest for receipt in context.receipts.values()}
-    ranks = max(len(receipt.predicate.ranks) for receipt in context.receipts.values())
+    ranks = len(train.ranks)
     checks: list[tuple[str, bool, str]] = [
         ("every artifact re-hashed to its receipt's digest", True, f"{len(context.receipts)} receipts"),
         (
@@ -156,7 +156,7 @@ def _levels(context: StageContext, manifest: CheckpointManifest) -> tuple[Eviden
             None not in images,
             "image digests recorded" if None not in images else "at least one stage ran outside a container",
         ),
-        ("the update ran on more than one rank", ranks > 1, f"{ranks} rank"),
+        ("the update ran on more than one rank", ranks > 1, f"{ranks} rank" + ("s" if ranks > 1 else "")),
     ]
     return tuple(EvidenceLevel(level=level, proven=proven, because=because) for level, proven, because in checks)
 

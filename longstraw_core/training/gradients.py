@@ -5,20 +5,27 @@ from pathlib import Path
 from typing import get_args
 
 import torch
+from safetensors.torch import save_file
 from transformers import AutoConfig
 
 from longstraw_core.engine.admission import admit_length, admit_tokens
 from longstraw_core.engine.objective import Normaliser, ObjectiveMetrics
 from longstraw_core.engine.policy import Policy
+from longstraw_core.mixers.exchange.rank_group import RankGroup
 from longstraw_core.resident.prefix_state import PrefixState
+from longstraw_core.spec.canonical import canonical_json
 from longstraw_core.spec.errors import DataRefused, IntegrityError, NumericError, SpecError
-from longstraw_core.spec.gradient_batch import GradientBatch
+from longstraw_core.spec.gradient_batch import GradientBatch, parse_gradient_batch
+from longstraw_core.spec.model import Count, FiniteFloat, StrictModel
 from longstraw_core.spec.receipts import GradientMode, Phase
 from longstraw_core.spec.records import ResponseLogprobs, Rollout, Score, ScoredGroup
-from longstraw_core.spec.transaction import Family, LayoutSpec, ModelSpec, ObjectiveSpec
-from longstraw_core.training.lora import trainable_parameters
+from longstraw_core.spec.transaction import Family, LayoutSpec, ModelSpec, ObjectiveSpec, OptimizerSpec
+from longstraw_core.training.expert_tensors import whole_tensors
+from longstraw_core.training.lora import expert_count
 from longstraw_core.training.model import load_policy_model
+from longstraw_core.training.optimizer_choice import make_optimizer
 from longstraw_core.training.phases import PhaseClock, peak_memory_bytes
+from longstraw_core.training.process_groups import Ranks
 from longstraw_core.training.update import UpdateGroup, accumulate_gradients
 
 _PROMPT = "batch"
@@ -39,7 +46,65 @@ class GroupGradients:
     phases: tuple[Phase, ...]
 
 
-def open_policy(model: Path, adapter: Path, layout: LayoutSpec, *, gradient: GradientMode, dtype: str) -> Policy:
+class GradientsRequest(StrictModel):
+    """What every rank of `longstraw gradients` is asked for."""
+
+    model: str
+    adapter: str
+    batch: str
+    """The batch file's text, which the launcher has parsed."""
+    source: str
+    gradient: GradientMode
+    dtype: str
+    layout: LayoutSpec
+    out: str
+    """Safetensors file for rank 0 to write."""
+
+
+class GradientsSummary(StrictModel):
+    """`GroupGradients` without the gradients."""
+
+    logprobs: tuple[tuple[FiniteFloat, ...], ...]
+    loss: FiniteFloat
+    gradient_norm: FiniteFloat
+    tensors: Count
+    peak_memory_bytes: Count
+    """Of the rank with the largest."""
+    phases: tuple[Phase, ...]
+    """Of rank 0."""
+
+
+def gradients_on_rank(request: bytes, ranks: Ranks) -> bytes:
+    """Compute the gradient on one of the ranks; rank 0 writes it, every rank returns the summary."""
+    asked = GradientsRequest.model_validate_json(request)
+    batch = parse_gradient_batch(asked.batch.encode(), asked.source)
+    policy = open_policy(
+        Path(asked.model), Path(asked.adapter), asked.layout, gradient=asked.gradient, dtype=asked.dtype, ranks=ranks
+    )
+    admit_batch(policy, batch, asked.source)
+    result = group_gradients(policy, batch, ranks)
+    if ranks.rank == 0:
+        save_file(result.gradients, asked.out, metadata={"format": "pt", "gradient": asked.gradient})
+    summary = GradientsSummary(
+        logprobs=result.logprobs,
+        loss=result.loss,
+        gradient_norm=result.gradient_norm,
+        tensors=len(result.gradients),
+        peak_memory_bytes=max(int(peak) for peak in ranks.gather(str(result.peak_memory_bytes).encode())),
+        phases=result.phases,
+    )
+    return canonical_json(summary)
+
+
+def open_policy(
+    model: Path,
+    adapter: Path,
+    layout: LayoutSpec,
+    *,
+    gradient: GradientMode,
+    dtype: str,
+    ranks: Ranks | None = None,
+) -> Policy:
     """Load a snapshot, whose family its configuration names, and its adapter.
 
     Args:
@@ -49,8 +114,12 @@ def open_policy(model: Path, adapter: Path, layout: LayoutSpec, *, gradient: Gra
         SpecError: any fault of the two directories: this command's files are its arguments, so a damaged or
             mismatching one is wrong usage.
     """
+    ranks = ranks or Ranks.alone()
     try:
-        return Policy(load_policy_model(model, adapter, _model_spec(model, dtype)), layout, gradient=gradient)
+        loaded = load_policy_model(
+            model, adapter, _model_spec(model, dtype), device=str(ranks.device), experts=ranks.experts
+        )
+        return Policy(loaded, layout, gradient=gradient, context=ranks.context, experts=ranks.experts)
     except IntegrityError as error:
         raise SpecError(str(error)) from error
 
@@ -93,8 +162,10 @@ def admit_batch(policy: Policy, batch: GradientBatch, source: str) -> None:
         raise SpecError(f"{source}: {error}") from error
 
 
-def group_gradients(policy: Policy, batch: GradientBatch) -> GroupGradients:
+def group_gradients(policy: Policy, batch: GradientBatch, ranks: Ranks | None = None) -> GroupGradients:
     """Compute the gradient of the batch's loss; the policy's own gradients are dropped before and after.
+
+    All ranks call this with the same batch and get the whole gradient.
 
     Raises:
         NumericError: a log-probability, a loss or a gradient is not finite.
@@ -109,7 +180,9 @@ def group_gradients(policy: Policy, batch: GradientBatch) -> GroupGradients:
         clip_high=batch.clip[1],
         importance_cap=None,
     )
-    policy.model.zero_grad(set_to_none=True)
+    ranks = ranks or Ranks.alone()
+    optimizer = make_optimizer(policy.model, OptimizerSpec(max_gradient_norm=None), ranks)  # reduces; never steps
+    optimizer.clear_gradients()
     with clock.phase("capture"):
         state = policy.capture(batch.prompt_token_ids, adapter=policy.captures_with_adapter)
     try:
@@ -119,20 +192,24 @@ def group_gradients(policy: Policy, batch: GradientBatch) -> GroupGradients:
         normaliser = Normaliser.over([group], objective, max_response_tokens=batch.max_response_tokens or 1)
         if normaliser is None:
             raise AssertionError("a batch without masks always has something to train on")
-        accumulate_gradients(
-            policy,
-            [UpdateGroup(group, records, lambda: state)],
-            objective=objective,
-            normaliser=normaliser,
-            metrics=metrics,
-            clock=clock,
-        )
+        with optimizer.accumulating():
+            accumulate_gradients(
+                policy,
+                [UpdateGroup(group, records, lambda: state)],
+                objective=objective,
+                normaliser=normaliser,
+                metrics=metrics,
+                clock=clock,
+            )
     finally:
         state.release()
     with clock.phase("finalise"):
-        gradients = _finalised(policy)
-    norm = sum(float(gradient.double().pow(2).sum()) for gradient in gradients.values()) ** 0.5
-    policy.model.zero_grad(set_to_none=True)
+        norm = optimizer.finalise_gradients()
+        local = {name: optimizer.gradient(name).detach().float().clone() for name in optimizer.parameters}
+        group_of_experts = ranks.experts if optimizer.own else RankGroup.alone()
+        gradients = whole_tensors(local, expert_count(policy.model), group_of_experts)
+        gradients = {name: gradient.contiguous() for name, gradient in gradients.items()}
+    optimizer.clear_gradients()
     phases = tuple(phase for phase in clock.phases() if phase.name != "restore")
     return GroupGradients(gradients, current, metrics.loss, norm, peak_memory_bytes(device), phases)
 
@@ -187,13 +264,3 @@ def _records(
         ResponseLogprobs(prompt_id=_PROMPT, index=index, old_logprobs=values) for index, values in enumerate(old)
     )
     return group, records
-
-
-def _finalised(policy: Policy) -> dict[str, torch.Tensor]:
-    gradients: dict[str, torch.Tensor] = {}
-    for name, parameter in trainable_parameters(policy.model).items():
-        gradient = torch.zeros_like(parameter) if parameter.grad is None else parameter.grad
-        if not bool(torch.isfinite(gradient).all()):
-            raise NumericError(f"gradient of {name} is not finite")
-        gradients[name] = gradient.detach().float().cpu().contiguous()
-    return gradients

@@ -14,6 +14,8 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file, save_file
 from torch import nn
 
+from longstraw_core.mixers.exchange.expert_shard import is_expert_parameter, shard_of_lora
+from longstraw_core.mixers.exchange.rank_group import ALONE, RankGroup
 from longstraw_core.spec.errors import IntegrityError, SpecError
 from longstraw_core.spec.transaction import LoraSpec
 
@@ -172,11 +174,34 @@ def _config_json(model: PeftModel) -> bytes:
     return (json.dumps(plain, indent=2, sort_keys=True) + "\n").encode()
 
 
-def save_adapter(model: PeftModel, directory: Path) -> None:
-    """Write adapter_config.json and adapter_model.safetensors; equal adapters give equal bytes."""
+def expert_count(model: PeftModel) -> int:
+    """Routed experts of the base model, of all ranks; 0 when it has none."""
+    return int(getattr(model.get_base_model().config, "n_routed_experts", 0) or 0)
+
+
+def holds_expert_shard(model: PeftModel) -> bool:
+    """Whether the base model holds only some of its routed experts."""
+    count = expert_count(model)
+    held = {
+        parameter.shape[0]
+        for name, parameter in model.named_parameters()
+        if is_expert_parameter(name) and "lora_" not in name
+    }
+    return any(share < count for share in held)
+
+
+def save_adapter(model: PeftModel, directory: Path, *, tensors: dict[str, torch.Tensor] | None = None) -> None:
+    """Write adapter_config.json and adapter_model.safetensors; equal adapters give equal bytes.
+
+    Args:
+        model: gives the configuration, and the tensors unless they are given.
+        directory: new or empty.
+        tensors: all tensors by PEFT's names, when the model holds only a part of the experts'.
+    """
     directory.mkdir(parents=True, exist_ok=True)
-    tensors = {name: parameter.detach().cpu().contiguous() for name, parameter in trainable_parameters(model).items()}
-    save_file(tensors, directory / WEIGHTS_NAME, metadata={"format": "pt"})
+    found: dict[str, torch.Tensor] = dict(trainable_parameters(model)) if tensors is None else tensors
+    written = {name: tensor.detach().cpu().contiguous() for name, tensor in found.items()}
+    save_file(written, directory / WEIGHTS_NAME, metadata={"format": "pt"})
     (directory / CONFIG_NAME).write_bytes(_config_json(model))
 
 
@@ -207,10 +232,13 @@ def _read_config(directory: Path) -> dict[str, Any]:
     return fields
 
 
-def load_adapter(base_model: nn.Module, directory: Path, *, expected: LoraSpec | None = None) -> PeftModel:
+def load_adapter(
+    base_model: nn.Module, directory: Path, *, expected: LoraSpec | None = None, held: RankGroup = ALONE
+) -> PeftModel:
     """Wrap `base_model` with a stored adapter.
 
     Args:
+        held: the ranks that share the experts, when the model holds only this rank's.
         expected: when given, rank, alpha and targets must equal it.
 
     Raises:
@@ -231,12 +259,12 @@ def load_adapter(base_model: nn.Module, directory: Path, *, expected: LoraSpec |
             )
     _tensor_shapes(directory / WEIGHTS_NAME)
     model = inject_adapter(base_model, asked, seed=0)
-    load_adapter_tensors(model, directory)
+    load_adapter_tensors(model, directory, experts=held if holds_expert_shard(model) else ALONE)
     return model
 
 
-def load_adapter_tensors(model: PeftModel, directory: Path) -> None:
-    """Copy stored weights into an adapter that is already injected.
+def load_adapter_tensors(model: PeftModel, directory: Path, *, experts: RankGroup = ALONE) -> None:
+    """Copy stored weights into an adapter that is already injected; of experts, those that this rank holds.
 
     Raises:
         SpecError: a tensor is missing, unexpected, or of another shape or rank than this model needs; names it.
@@ -249,18 +277,27 @@ def load_adapter_tensors(model: PeftModel, directory: Path) -> None:
         raise SpecError(f"{path}: tensor {name} is missing")
     for name in sorted(set(shapes) - set(parameters)):
         raise SpecError(f"{path}: tensor {name} belongs to no module of this model")
+    count = expert_count(model)
     for name, parameter in parameters.items():
-        if shapes[name] != tuple(parameter.shape):
-            raise SpecError(
-                f"{path}: tensor {name} has shape {shapes[name]}, this model needs {tuple(parameter.shape)}"
-            )
+        needed = _stored_shape(name, parameter, experts)
+        if shapes[name] != needed:
+            raise SpecError(f"{path}: tensor {name} has shape {shapes[name]}, this model needs {needed}")
     stored = load_file(path)
     for name in parameters:
         if not torch.isfinite(stored[name]).all():
             raise IntegrityError(f"{path}: tensor {name} contains values that are not finite")
     with torch.no_grad():
         for name, parameter in parameters.items():
-            parameter.copy_(stored[name])
+            sharded = experts.size > 1 and is_expert_parameter(name)
+            parameter.copy_(shard_of_lora(name, stored[name], count, experts) if sharded else stored[name])
+
+
+def _stored_shape(name: str, parameter: torch.Tensor, experts: RankGroup) -> tuple[int, ...]:
+    """Shape in a file, which holds all experts, of what this rank holds a part of."""
+    rows, columns = parameter.shape
+    if experts.size == 1 or not is_expert_parameter(name):
+        return (rows, columns)
+    return (rows * experts.size, columns) if ".lora_A." in name else (rows, columns * experts.size)
 
 
 def _tensor_shapes(path: Path) -> dict[str, tuple[int, ...]]:

@@ -9,10 +9,12 @@ from peft import PeftModel
 from safetensors import SafetensorError
 from transformers import AutoConfig, AutoModelForCausalLM
 
+from longstraw_core.mixers.exchange.rank_group import ALONE, RankGroup
 from longstraw_core.mixers.families import bind_family
 from longstraw_core.spec.errors import IntegrityError, SpecError
 from longstraw_core.spec.positions import YarnScaling, allowed_positions
 from longstraw_core.spec.transaction import LoraSpec, ModelSpec
+from longstraw_core.training.expert_weights import load_held_weights
 from longstraw_core.training.lora import load_adapter
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
@@ -29,7 +31,9 @@ def use_deterministic_arithmetic() -> None:
     torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
 
 
-def load_base_model(snapshot_dir: Path, model_spec: ModelSpec, *, device: str = "cpu") -> Any:
+def load_base_model(
+    snapshot_dir: Path, model_spec: ModelSpec, *, device: str = "cpu", experts: RankGroup = ALONE
+) -> Any:
     """Load a Hugging Face snapshot (safetensors only) in evaluation mode, frozen.
 
     Raises:
@@ -47,6 +51,12 @@ def load_base_model(snapshot_dir: Path, model_spec: ModelSpec, *, device: str = 
         raise SpecError(f"model.snapshot: {snapshot_dir} is a {config.model_type} model, not {model_spec.family}")
     if model_spec.rope_scaling is not None:
         _scale_positions(config.get_text_config(), model_spec.rope_scaling)
+    if experts.size > 1 and getattr(config, "n_routed_experts", 0):
+        held = load_held_weights(
+            snapshot_dir, config, dtype=DTYPES[model_spec.dtype], device=device, experts=experts
+        ).eval()
+        bind_family(held, page_tokens=1)
+        return held
     try:
         loaded: Any = AutoModelForCausalLM.from_pretrained(
             snapshot_dir,
@@ -80,17 +90,19 @@ def load_policy_model(
     *,
     lora: LoraSpec | None = None,
     device: str = "cpu",
+    experts: RankGroup = ALONE,
 ) -> PeftModel:
     """Load the base model and a stored adapter.
 
     Args:
+        experts: the ranks that share the experts; only this rank's are loaded.
         lora: when given, the adapter must have this rank, alpha and these targets.
 
     Raises:
         SpecError, IntegrityError: as `load_base_model` and `longstraw_core.training.lora.load_adapter`.
     """
-    base = load_base_model(snapshot_dir, model_spec, device=device)
-    return load_adapter(base, adapter_dir, expected=lora)
+    base = load_base_model(snapshot_dir, model_spec, device=device, experts=experts)
+    return load_adapter(base, adapter_dir, expected=lora, held=experts)
 
 
 def _scale_positions(config: Any, scaling: YarnScaling) -> None:

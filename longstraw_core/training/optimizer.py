@@ -1,4 +1,11 @@
-"""AdamW over the adapter's parameters, with gradient finalisation that refuses non-finite values first."""
+"""AdamW over the adapter's parameters, with gradient finalisation that refuses non-finite values first.
+
+`AdapterOptimizer` is what an update asks of any optimizer; this one is for a single process, the one over several ranks
+is `longstraw_core.training.distributed_optimizer`.
+"""
+
+import contextlib
+from typing import Protocol
 
 import torch
 
@@ -6,10 +13,87 @@ from longstraw_core.spec.errors import IntegrityError, NumericError
 from longstraw_core.spec.transaction import OptimizerSpec
 from longstraw_core.training.lora import trainable_parameters
 
-_MOMENTS = ("exp_avg", "exp_avg_sq")
+MOMENTS = ("exp_avg", "exp_avg_sq")
 
 
-class AdapterOptimizer:
+class AdapterOptimizer(Protocol):
+    """Accumulates the gradients of many responses, finalises them once and takes one step."""
+
+    parameters: dict[str, torch.nn.Parameter]
+    """Trained tensors of this rank, by PEFT's state-dict names, sorted."""
+    own: frozenset[str]
+    """Names of those that other ranks do not have: shards of experts."""
+    steps_taken: int
+
+    @property
+    def learning_rate(self) -> float:
+        """Learning rate of the next step."""
+        ...
+
+    def clear_gradients(self) -> None:
+        """Drop all gradients."""
+        ...
+
+    def accumulating(self) -> contextlib.AbstractContextManager[None]:
+        """Add the gradients of every backward in the body to what is there, without any exchange."""
+        ...
+
+    def finalise_gradients(self) -> float:
+        """Sum over ranks, check and clip the accumulated gradients once; return their norm before clipping."""
+        ...
+
+    def gradient(self, name: str) -> torch.Tensor:
+        """Return the gradient of one tensor; complete, and fp32, after `finalise_gradients`."""
+        ...
+
+    def step(self) -> None:
+        """Take one step with the finalised gradients and drop them."""
+        ...
+
+    def state_tensors(self) -> dict[str, torch.Tensor]:
+        """Return the moments as `exp_avg.<name>` and `exp_avg_sq.<name>`; empty before the first step."""
+        ...
+
+    def load_state_tensors(self, tensors: dict[str, torch.Tensor], steps_taken: int) -> None:
+        """Restore what `state_tensors` returned."""
+        ...
+
+
+def scheduled_rate(spec: OptimizerSpec, steps_taken: int) -> float:
+    """Learning rate of the step after `steps_taken` steps: a linear rise over `warmup_steps`, then constant."""
+    if steps_taken < spec.warmup_steps:
+        return spec.learning_rate * (steps_taken + 1) / spec.warmup_steps
+    return spec.learning_rate
+
+
+def check_state_tensors(
+    tensors: dict[str, torch.Tensor], parameters: dict[str, torch.nn.Parameter], steps_taken: int
+) -> None:
+    """Check that every moment of every parameter is there, and nothing else.
+
+    Raises:
+        IntegrityError: a moment is missing, unexpected or has another shape; names it.
+    """
+    expected = {f"{moment}.{name}" for name in parameters for moment in MOMENTS} if steps_taken > 0 else set()
+    if set(tensors) != expected:
+        name = sorted(set(tensors) ^ expected)[0]
+        raise IntegrityError(f"optimizer state: {name} is {'unexpected' if name in tensors else 'missing'}")
+    for key in sorted(expected):
+        stored, parameter = tensors[key], parameters[key.split(".", 1)[1]]
+        if stored.shape != parameter.shape or stored.dtype != parameter.dtype:
+            raise IntegrityError(
+                f"optimizer state {key}: stored as {tuple(stored.shape)} {stored.dtype}, "
+                f"expected {tuple(parameter.shape)} {parameter.dtype}"
+            )
+
+
+def adamw_state(tensors: dict[str, torch.Tensor], name: str, parameter: torch.nn.Parameter, steps_taken: int) -> dict:
+    """Return torch's AdamW state of one parameter from its moments."""
+    restored = {"step": torch.tensor(float(steps_taken), dtype=torch.float32)}
+    return restored | {m: tensors[f"{m}.{name}"].to(parameter.device, copy=True) for m in MOMENTS}
+
+
+class SingleProcessOptimizer:
     """One AdamW over all trained tensors, in the order of their names.
 
     Args:
@@ -20,6 +104,7 @@ class AdapterOptimizer:
     def __init__(self, model: torch.nn.Module, spec: OptimizerSpec) -> None:
         self.spec = spec
         self.parameters = trainable_parameters(model)
+        self.own: frozenset[str] = frozenset()
         self.steps_taken = 0
         self._adamw = torch.optim.AdamW(
             list(self.parameters.values()),
@@ -34,14 +119,21 @@ class AdapterOptimizer:
     @property
     def learning_rate(self) -> float:
         """Learning rate of the next step."""
-        if self.steps_taken < self.spec.warmup_steps:
-            return self.spec.learning_rate * (self.steps_taken + 1) / self.spec.warmup_steps
-        return self.spec.learning_rate
+        return scheduled_rate(self.spec, self.steps_taken)
 
     def clear_gradients(self) -> None:
         """Drop all gradients."""
         for parameter in self.parameters.values():
             parameter.grad = None
+
+    def accumulating(self) -> contextlib.AbstractContextManager[None]:
+        """Nothing to prepare: autograd itself adds to `.grad`."""
+        return contextlib.nullcontext()
+
+    def gradient(self, name: str) -> torch.Tensor:
+        """Return the gradient of one tensor, zeros where nothing arrived."""
+        parameter = self.parameters[name]
+        return torch.zeros_like(parameter) if parameter.grad is None else parameter.grad
 
     def finalise_gradients(self) -> float:
         """Check and clip the accumulated gradients once; return their norm before clipping, in all.
@@ -83,7 +175,7 @@ class AdapterOptimizer:
         for name, parameter in self.parameters.items():
             state = self._adamw.state.get(parameter)
             if state:
-                for moment in _MOMENTS:
+                for moment in MOMENTS:
                     tensors[f"{moment}.{name}"] = state[moment]
         return tensors
 
@@ -93,22 +185,8 @@ class AdapterOptimizer:
         Raises:
             IntegrityError: a moment is missing, unexpected or has another shape.
         """
-        expected = {f"{moment}.{name}" for name in self.parameters for moment in _MOMENTS} if steps_taken > 0 else set()
-        if set(tensors) != expected:
-            name = sorted(set(tensors) ^ expected)[0]
-            raise IntegrityError(f"optimizer state: {name} is {'unexpected' if name in tensors else 'missing'}")
+        check_state_tensors(tensors, self.parameters, steps_taken)
         self.steps_taken = steps_taken
         self._adamw.state.clear()
-        for name, parameter in self.parameters.items():
-            if not expected:
-                break
-            restored: dict[str, torch.Tensor] = {"step": torch.tensor(float(steps_taken), dtype=torch.float32)}
-            for moment in _MOMENTS:
-                stored = tensors[f"{moment}.{name}"]
-                if stored.shape != parameter.shape or stored.dtype != parameter.dtype:
-                    raise IntegrityError(
-                        f"optimizer state {moment}.{name}: stored as {tuple(stored.shape)} {stored.dtype}, "
-                        f"expected {tuple(parameter.shape)} {parameter.dtype}"
-                    )
-                restored[moment] = stored.to(parameter.device, copy=True)
-            self._adamw.state[parameter] = restored
+        for name, parameter in self.parameters.items() if tensors else ():
+            self._adamw.state[parameter] = adamw_state(tensors, name, parameter, steps_taken)

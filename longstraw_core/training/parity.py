@@ -1,8 +1,10 @@
 """The parity gate: the engine's log-probabilities and gradients against conventional full-sequence training."""
 
 import contextlib
+import dataclasses
+import json
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -10,7 +12,7 @@ import torch
 
 from longstraw_core.engine.policy import Policy
 from longstraw_core.spec.receipts import GradientMode
-from longstraw_core.spec.transaction import LayoutSpec, TargetPreset
+from longstraw_core.spec.transaction import LayoutSpec, OptimizerSpec, TargetPreset
 from longstraw_core.training.conventional import (
     ConventionalBatch,
     ConventionalGradients,
@@ -18,8 +20,9 @@ from longstraw_core.training.conventional import (
     conventional_gradients,
     random_batch,
     random_policy_model,
-    take_gradients,
 )
+from longstraw_core.training.optimizer_choice import make_optimizer
+from longstraw_core.training.process_groups import Ranks
 
 MAX_LOGPROB_ERROR = 5e-5
 MAX_RELATIVE_L2 = 2e-5
@@ -46,6 +49,8 @@ class ParityCase:
     checkpoint_layers: bool
     device: str
     targets: TargetPreset = "all"
+    context_parallel: int = 1
+    expert_parallel: int = 1
 
 
 @dataclass(frozen=True)
@@ -88,18 +93,41 @@ class ParityReport:
         return all(check.passed for check in self.checks)
 
 
-def run_parity(case: ParityCase) -> ParityReport:
+def parity_on_rank(request: bytes, ranks: Ranks) -> bytes:
+    """Run a case on one of its ranks and return the report as JSON."""
+    fields = json.loads(request)
+    case = ParityCase(**(fields | {"response_tokens": tuple(fields["response_tokens"])}))
+    return json.dumps(dataclasses.asdict(run_parity(case, ranks)), allow_nan=True).encode()
+
+
+def read_report(content: bytes) -> ParityReport:
+    """Return the report that `parity_on_rank` wrote."""
+    fields = json.loads(content)
+    return ParityReport(
+        case=ParityCase(**(fields["case"] | {"response_tokens": tuple(fields["case"]["response_tokens"])})),
+        whole=Agreement(**fields["whole"]),
+        kinds=tuple(Agreement(**kind) for kind in fields["kinds"]),
+        worst=Agreement(**fields["worst"]),
+        checks=tuple(Check(**check) for check in fields["checks"]),
+    )
+
+
+def run_parity(case: ParityCase, ranks: Ranks | None = None) -> ParityReport:
     """Build a random model, compute its gradient both ways, compare.
+
+    On several ranks the engine's gradient is theirs together, and rank 0 alone computes the conventional one; the
+    other ranks compare the engine with itself and their report means nothing.
 
     fp32 compares directly. bf16 compares both ways with the fp32 conventional gradient of the same weights: the
     engine may be no further from it than conventional bf16 training is, up to `BFLOAT16_MARGIN`.
     """
+    ranks = ranks or Ranks.alone()
     batch = random_batch(ModelSize().vocabulary, case.prompt_tokens, case.response_tokens, seed=case.seed + 1)
     with _full_precision_products():
         if case.dtype == "float32":
-            model = _model(case, torch.float32)
-            reference = conventional_gradients(case.family, model, batch, gradient=case.gradient)
-            ours, logprobs = engine_gradients(case, model, batch)
+            ours, logprobs = engine_gradients(case, _model(case, torch.float32), batch, ranks)
+            own = ConventionalGradients(ours, logprobs, 0.0)
+            reference = _reference(case, batch, ranks, lambda: _model(case, torch.float32), own)
             worst = worst_parameter(ours, reference.gradients)
             whole = agreement("all", ours, reference.gradients, list(ours))
             checks = (
@@ -108,15 +136,32 @@ def run_parity(case: ParityCase) -> ParityReport:
                 Check("all parameters relative L2", whole.relative_l2, MAX_RELATIVE_L2),
             )
             return ParityReport(case, whole, by_kind(ours, reference.gradients), worst, checks)
-        return _bfloat16_parity(case, batch)
+        return _bfloat16_parity(case, batch, ranks)
 
 
-def _bfloat16_parity(case: ParityCase, batch: ConventionalBatch) -> ParityReport:
-    low = _model(case, torch.bfloat16)
-    ours, logprobs = engine_gradients(case, low, batch)
-    conventional = conventional_gradients(case.family, low, batch, gradient=case.gradient)
-    exact_model = low.float()  # the same (rounded) weights, computed in fp32
-    reference = conventional_gradients(case.family, exact_model, batch, gradient=case.gradient)
+def _reference(
+    case: ParityCase,
+    batch: ConventionalBatch,
+    ranks: Ranks,
+    build: Callable[[], Any],
+    own: ConventionalGradients,
+) -> ConventionalGradients:
+    """The conventional gradient of a model of its own, on rank 0 only: the others get `own` back."""
+    found = [own]
+
+    def compute() -> None:
+        found[0] = conventional_gradients(case.family, build(), batch, gradient=case.gradient)
+
+    ranks.patiently(compute if ranks.rank == 0 else None)
+    return found[0]
+
+
+def _bfloat16_parity(case: ParityCase, batch: ConventionalBatch, ranks: Ranks) -> ParityReport:
+    ours, logprobs = engine_gradients(case, _model(case, torch.bfloat16), batch, ranks)
+    own = ConventionalGradients(ours, logprobs, 0.0)
+    conventional = _reference(case, batch, ranks, lambda: _model(case, torch.bfloat16), own)
+    # the same (rounded) weights, computed in fp32
+    reference = _reference(case, batch, ranks, lambda: _model(case, torch.bfloat16).float(), own)
     whole = agreement("all", ours, reference.gradients, list(ours))
     theirs = agreement("all", conventional.gradients, reference.gradients, list(ours))
     conventional_logprobs = _logprob_error(conventional.logprobs, reference)
@@ -137,29 +182,32 @@ def _bfloat16_parity(case: ParityCase, batch: ConventionalBatch) -> ParityReport
 
 
 def engine_gradients(
-    case: ParityCase, model: Any, batch: ConventionalBatch
+    case: ParityCase, model: Any, batch: ConventionalBatch, ranks: Ranks
 ) -> tuple[dict[str, torch.Tensor], list[torch.Tensor]]:
-    """Return the engine's gradients, by PEFT's names, and its log-probabilities."""
+    """Return the engine's gradients over all ranks, by PEFT's names, and its log-probabilities."""
     layout = LayoutSpec(
         prompt_chunk_tokens=case.chunk_tokens,
         page_tokens=case.page_tokens,
         checkpoint_layers=case.checkpoint_layers,
     )
-    policy = Policy(model, layout, gradient=case.gradient)
-    model.zero_grad(set_to_none=True)
+    policy = Policy(model, layout, gradient=case.gradient, context=ranks.context, experts=ranks.experts)
+    optimizer = make_optimizer(model, OptimizerSpec(max_gradient_norm=None), ranks)  # sums over ranks; never steps
+    optimizer.clear_gradients()
     state = policy.capture(batch.prompt, adapter=policy.captures_with_adapter)
     logprobs: list[torch.Tensor] = []
-    for response, advantage in zip(batch.responses, batch.advantages, strict=True):
-        logprobs_R = policy.replay(state, response, temperature=1.0).logprobs_R
-        ratio_R = torch.exp(logprobs_R - logprobs_R.detach())
-        (-(ratio_R * advantage).mean() / len(batch.responses)).backward()
-        state.verify_witness()
-        logprobs.append(logprobs_R.detach())
-    if case.gradient == "exact":
-        policy.reverse_sweep(state)
+    with optimizer.accumulating():
+        for response, advantage in zip(batch.responses, batch.advantages, strict=True):
+            logprobs_R = policy.replay(state, response, temperature=1.0).logprobs_R
+            ratio_R = torch.exp(logprobs_R - logprobs_R.detach())
+            (-(ratio_R * advantage).mean() / len(batch.responses)).backward()
+            state.verify_witness()
+            logprobs.append(logprobs_R.detach())
+        if case.gradient == "exact":
+            policy.reverse_sweep(state)
     state.release()
-    gradients = take_gradients(model)
-    model.zero_grad(set_to_none=True)
+    optimizer.finalise_gradients()
+    gradients = {name: optimizer.gradient(name).detach().float().clone() for name in optimizer.parameters}
+    optimizer.clear_gradients()
     return gradients, logprobs
 
 

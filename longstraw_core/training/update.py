@@ -52,6 +52,7 @@ def accumulate_gradients(
     metrics: ObjectiveMetrics,
     clock: PhaseClock,
     progress: UpdateProgress | None = None,
+    opening: str = "restore",
 ) -> None:
     """Add the gradient of the whole objective to the parameters' `.grad`, one group and one response at a time.
 
@@ -64,7 +65,7 @@ def accumulate_gradients(
     done = 0
     for entry in trained:
         group = entry.group
-        with clock.phase("restore"):
+        with clock.phase(opening):
             state = entry.open_state()
         try:
             if state.prompt_token_ids != group.rollouts[0].prompt_token_ids:
@@ -116,8 +117,22 @@ def run_update(
     optimizer: AdapterOptimizer,
     max_response_tokens: int,
     progress: UpdateProgress | None = None,
+    clock: PhaseClock | None = None,
+    opening: str = "restore",
+    before_step: Callable[[], None] | None = None,
 ) -> UpdateResult:
     """Run one update; either exactly one optimizer step is taken or none.
+
+    Args:
+        policy: what replays and sweeps.
+        groups: one entry per prompt.
+        objective: the loss.
+        optimizer: accumulates and steps; over several ranks it also sums.
+        max_response_tokens: normaliser of `dr_grpo`.
+        progress: told what is done.
+        clock: times the phases; a training session also refuses them out of order.
+        opening: phase in which a prompt's state is obtained, `restore` or `capture`.
+        before_step: called with the finalised gradients in place.
 
     Raises:
         SpecError: the policy was built for another gradient mode.
@@ -132,21 +147,25 @@ def run_update(
     if normaliser is None:
         any_signal = any(entry.group.status == "signal" for entry in groups)
         return UpdateResult(False, "all_masked" if any_signal else "no_signal", {}, ())
-    clock = PhaseClock(policy.pool.device)
+    clock = clock or PhaseClock(policy.pool.device)
     metrics = ObjectiveMetrics()
     optimizer.clear_gradients()
     try:
-        accumulate_gradients(
-            policy,
-            groups,
-            objective=objective,
-            normaliser=normaliser,
-            metrics=metrics,
-            clock=clock,
-            progress=progress,
-        )
+        with optimizer.accumulating():
+            accumulate_gradients(
+                policy,
+                groups,
+                objective=objective,
+                normaliser=normaliser,
+                metrics=metrics,
+                clock=clock,
+                progress=progress,
+                opening=opening,
+            )
         with clock.phase("finalise"):
             gradient_norm = optimizer.finalise_gradients()
+            if before_step is not None:
+                before_step()
         learning_rate = optimizer.learning_rate
         with clock.phase("optimizer_step"):
             optimizer.step()

@@ -191,7 +191,7 @@ def test_damaged_or_foreign_files_are_refused(stored: Path, tmp_path: Path, dama
         (batch_fields(responses=[{"token_ids": [1] * 90, "advantage": 1}]), [], "the model has 128"),
         (batch_fields(responses=[{"token_ids": [1], "advantage": 1, "old_logprobs": [-1, -1]}]), [], "2 old_logprobs"),
         ('{"prompt_token_ids": [1], "responses": [{"token_ids": [1], "advantage": NaN}]}', [], "NaN"),
-        (batch_fields(), ["--cp", "2"], "--cp 2"),
+        (batch_fields(), ["--cp", "3", "--ep", "2"], "--ep 2: does not divide --cp 3"),
         (batch_fields(), ["--ep", "4"], "--ep 4"),
     ],
 )
@@ -211,3 +211,20 @@ def test_a_file_that_was_there_stays_when_the_command_fails(stored: Path, tmp_pa
     assert "gradient stopgrad" in shown.output
     assert len(load_file(out)) == len(trainable_parameters(adapted()))
     assert [path.name for path in tmp_path.iterdir() if path.name.endswith(".new")] == []
+
+
+def test_two_ranks_give_the_gradient_of_one(stored: Path, tmp_path: Path) -> None:
+    results = {}
+    for ranks in ("1", "2"):
+        folder = tmp_path / ranks
+        folder.mkdir()
+        result = invoke(stored, folder, batch_fields(), "--cp", ranks, "-o", "json")
+        assert result.exit_code == 0, result.output
+        printed = json.loads(result.stdout.splitlines()[-1])
+        results[ranks] = (printed, load_file(Path(printed["out"])))
+    (alone, expected), (together, ours) = results["1"], results["2"]
+    assert together["loss"] == pytest.approx(alone["loss"], rel=1e-5)
+    assert together["gradient_norm"] == pytest.approx(alone["gradient_norm"], rel=1e-4)
+    assert ours.keys() == expected.keys()
+    for name, value in expected.items():
+        assert float((ours[name] - value).norm()) <= 1e-4 * float(value.norm()), name

@@ -110,7 +110,7 @@ def test_long_prompts_record_positions_in_32_bits() -> None:
 def test_restore_gives_the_exported_state(layout: LatentLayout) -> None:
     exported = {name: tensor.clone() for name, tensor in filled_state(layout=layout).export().items()}
     restored = empty_state(layout=layout)
-    restored.restore(exported, TOKENS)
+    restored.restore(exported, PromptOwnership.whole(TOKENS))
     again = restored.export()
     assert again.keys() == exported.keys()
     assert all(torch.equal(again[name], exported[name]) for name in exported)
@@ -139,9 +139,9 @@ def test_what_does_not_fit_is_refused(name: str, value: torch.Tensor | None, mes
     else:
         exported[name] = value
     with pytest.raises(IntegrityError, match=message):
-        empty_state(layout=layout).restore(exported, TOKENS)
+        empty_state(layout=layout).restore(exported, PromptOwnership.whole(TOKENS))
 
 
 def test_a_state_that_recorded_selections_otherwise_is_refused() -> None:
     with pytest.raises(IntegrityError, match="cut_positions"):
-        empty_state(layout=LAYOUT).restore(filled_state(layout=CUTS).export(), TOKENS)
+        empty_state(layout=LAYOUT).restore(filled_state(layout=CUTS).export(), PromptOwnership.whole(TOKENS))

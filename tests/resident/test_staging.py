@@ -3,6 +3,7 @@
 import torch
 
 from longstraw_core.resident.latent_state import LatentState
+from longstraw_core.resident.ownership import PromptOwnership
 from longstraw_core.resident.pool import ResidentPool
 from longstraw_core.resident.staging import Key, Stager
 from tests.resident.test_latent_state import LAYOUT, TOKENS
@@ -21,7 +22,7 @@ class RecordingStager(Stager):
 
 def three_layers(stager: Stager) -> list[LatentState]:
     pool = ResidentPool(torch.device("cpu"), 1 << 20)
-    states = [LatentState(pool, f"layer {index}", LAYOUT, TOKENS, stager) for index in range(3)]
+    states = [LatentState(pool, f"layer {index}", LAYOUT, PromptOwnership.whole(TOKENS), stager) for index in range(3)]
     for index, state in enumerate(states):
         state.following = states[index + 1] if index < 2 else None
         state.preceding = states[index - 1] if index else None

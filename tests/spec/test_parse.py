@@ -49,7 +49,7 @@ def test_a_minimal_file_gets_the_documented_defaults() -> None:
         ("optimizer: {learning_rate: .inf}\n", ["optimizer.learning_rate", "inf", "finite"]),
         ("reward: {overlong_max_tokens: 8}\n", ["reward", "overlong_cache_tokens", "together"]),
         ("sampling: 3\n", ["sampling", "must be an object"]),
-        ("layout: {context_parallel: 2}\n", ["layout.context_parallel", "2"]),
+        ("layout: {context_parallel: 2, expert_parallel: 3}\n", ["layout", "3", "does not divide", "2"]),
         ("name: again\n", ["run.yaml:5: name appears twice"]),
         ("seed: *anchor\n", ["run.yaml:5", "aliases are not accepted"]),
         ("seed: [\n", ["run.yaml:", "not valid YAML"]),

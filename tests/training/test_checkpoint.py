@@ -12,7 +12,7 @@ from longstraw_core.spec.errors import IntegrityError
 from longstraw_core.spec.transaction import LayoutSpec, LoraSpec, ObjectiveSpec, OptimizerSpec
 from longstraw_core.training.checkpoint import TrainerState, load_checkpoint, save_checkpoint
 from longstraw_core.training.lora import inject_adapter, load_adapter, trainable_parameters
-from longstraw_core.training.optimizer import AdapterOptimizer
+from longstraw_core.training.optimizer import SingleProcessOptimizer
 from longstraw_core.training.update import run_update
 from tests.engine.oracle import tiny_base
 from tests.training.test_update import BATCHES, update_groups
@@ -21,16 +21,16 @@ LORA = LoraSpec(rank=4)
 SPEC = OptimizerSpec(learning_rate=1e-3, weight_decay=0.01, warmup_steps=2)
 
 
-def train(model: PeftModel, optimizer: AdapterOptimizer, steps: int) -> None:
+def train(model: PeftModel, optimizer: SingleProcessOptimizer, steps: int) -> None:
     policy = Policy(model, LayoutSpec(prompt_chunk_tokens=20, page_tokens=8), gradient="exact")
     for _ in range(steps):
         groups = update_groups(policy, BATCHES)
         run_update(policy, groups, objective=ObjectiveSpec(), optimizer=optimizer, max_response_tokens=16)
 
 
-def trained(steps: int) -> tuple[PeftModel, AdapterOptimizer]:
+def trained(steps: int) -> tuple[PeftModel, SingleProcessOptimizer]:
     model = inject_adapter(tiny_base(), LORA, seed=3)
-    optimizer = AdapterOptimizer(model, SPEC)
+    optimizer = SingleProcessOptimizer(model, SPEC)
     train(model, optimizer, steps)
     return model, optimizer
 
@@ -50,7 +50,7 @@ def test_resuming_equals_never_having_stopped_bit_for_bit(tmp_path: Path) -> Non
     train(uninterrupted, optimizer, 2)
 
     resumed = load_adapter(tiny_base(), tmp_path / "again" / "adapter", expected=LORA)
-    resumed_optimizer = AdapterOptimizer(resumed, SPEC)
+    resumed_optimizer = SingleProcessOptimizer(resumed, SPEC)
     torch.manual_seed(1)
     state = load_checkpoint(tmp_path / "again", resumed, resumed_optimizer)
     assert state == state_after(2)
@@ -71,7 +71,7 @@ def test_a_checkpoint_before_the_first_step_can_be_resumed(tmp_path: Path) -> No
     model, optimizer = trained(0)
     save_checkpoint(tmp_path, model, optimizer, state_after(0))
     other = inject_adapter(tiny_base(), LORA, seed=9)
-    other_optimizer = AdapterOptimizer(other, SPEC)
+    other_optimizer = SingleProcessOptimizer(other, SPEC)
     assert load_checkpoint(tmp_path, other, other_optimizer).optimizer_steps == 0
     assert other_optimizer.learning_rate == optimizer.learning_rate
     ours, theirs = trainable_parameters(other), trainable_parameters(model)
@@ -113,7 +113,7 @@ def test_a_damaged_checkpoint_is_refused(tmp_path: Path, change: str) -> None:
     elif change == "cut":
         path.write_bytes(path.read_bytes()[:20])
     with pytest.raises(IntegrityError):
-        load_checkpoint(tmp_path, model, AdapterOptimizer(model, SPEC))
+        load_checkpoint(tmp_path, model, SingleProcessOptimizer(model, SPEC))
 
 
 def test_a_trainer_state_that_disagrees_with_the_optimizer_cannot_be_saved(tmp_path: Path) -> None:

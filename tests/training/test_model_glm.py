@@ -12,7 +12,7 @@ from longstraw_core.spec.errors import IntegrityError, SpecError
 from longstraw_core.spec.transaction import LayoutSpec, LoraSpec, ModelSpec, ObjectiveSpec, OptimizerSpec
 from longstraw_core.training.lora import inject_adapter, save_adapter, trainable_parameters
 from longstraw_core.training.model import load_base_model, load_policy_model
-from longstraw_core.training.optimizer import AdapterOptimizer
+from longstraw_core.training.optimizer import SingleProcessOptimizer
 from longstraw_core.training.state_size import estimate_state_bytes
 from longstraw_core.training.update import UpdateGroup, run_update
 from tests.engine.glm_oracle import tiny_base
@@ -46,7 +46,7 @@ def test_base_and_adapter_come_back_frozen_and_update(snapshot: Path, tmp_path: 
         policy,
         [UpdateGroup(group, records(group, old), lambda: policy.capture(batch.prompt, adapter=True))],
         objective=ObjectiveSpec(),
-        optimizer=AdapterOptimizer(model, OptimizerSpec(learning_rate=1e-3)),
+        optimizer=SingleProcessOptimizer(model, OptimizerSpec(learning_rate=1e-3)),
         max_response_tokens=8,
     )
     assert result.stepped

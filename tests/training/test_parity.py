@@ -1,5 +1,6 @@
 """The parity gate: it passes for every mode, and it fails for a gradient that is wrong in one parameter only."""
 
+import json
 from typing import Any
 
 import pytest
@@ -125,3 +126,12 @@ def test_lengths_that_are_none_are_refused() -> None:
         result = CliRunner().invoke(main, [*arguments, text])
         assert result.exit_code == 2
         assert "--responses" in result.output
+
+
+def test_glm_on_two_ranks_that_share_tokens_and_experts_is_within_tolerance() -> None:
+    arguments = "parity --family glm_moe_dsa --gradient exact --prompt 61 --responses 9,1 --layers 4 --chunk 25"
+    result = CliRunner().invoke(main, [*arguments.split(), "--cp", "2", "--ep", "2", "-o", "json"])
+    assert result.exit_code == 0, result.output
+    printed = json.loads(result.stdout.splitlines()[-1])
+    assert (printed["context_parallel"], printed["expert_parallel"], printed["passed"]) == (2, 2, True)
+    assert "experts" in printed["kinds"]

@@ -12,7 +12,7 @@ from longstraw_core.spec.errors import DataRefused, IntegrityError, NumericError
 from longstraw_core.spec.records import FinishReason, ScoredGroup
 from longstraw_core.spec.transaction import LayoutSpec, ObjectiveSpec, OptimizerSpec
 from longstraw_core.training.lora import trainable_parameters
-from longstraw_core.training.optimizer import AdapterOptimizer
+from longstraw_core.training.optimizer import SingleProcessOptimizer
 from longstraw_core.training.update import UpdateGroup, run_update
 from tests.engine import glm_oracle
 from tests.engine.groups import records, scored_group
@@ -86,7 +86,7 @@ def test_one_and_five_adamw_steps_equal_conventional_training(build: Callable[[]
     start = {name: value.detach().clone() for name, value in trainable_parameters(model).items()}
     spec = OptimizerSpec(learning_rate=1e-3, weight_decay=0.01, warmup_steps=3, epsilon=epsilon)
     objective = ObjectiveSpec()
-    optimizer = AdapterOptimizer(model, spec)
+    optimizer = SingleProcessOptimizer(model, spec)
     trained = [parameter for parameter in reference.parameters() if parameter.requires_grad]
     adamw = torch.optim.AdamW(trained, lr=1.0, eps=epsilon, weight_decay=0.01)
     policy = Policy(model, LAYOUT, gradient="exact")
@@ -107,7 +107,7 @@ def test_one_and_five_adamw_steps_equal_conventional_training(build: Callable[[]
 
 def test_metrics_phases_and_progress(model: PeftModel) -> None:
     policy = Policy(model, LAYOUT, gradient="exact")
-    optimizer = AdapterOptimizer(model, OptimizerSpec())
+    optimizer = SingleProcessOptimizer(model, OptimizerSpec())
     calls: list[tuple[str, int, int]] = []
     result = run_update(
         policy,
@@ -141,7 +141,7 @@ def test_modes_without_a_sweep_have_no_such_phase(model: PeftModel, mode: str) -
         policy,
         update_groups(policy, BATCHES[:1]),
         objective=ObjectiveSpec(gradient=mode),  # type: ignore[arg-type]
-        optimizer=AdapterOptimizer(model, OptimizerSpec()),
+        optimizer=SingleProcessOptimizer(model, OptimizerSpec()),
         max_response_tokens=16,
     )
     assert "reverse_sweep" not in [phase.name for phase in result.phases]
@@ -164,7 +164,7 @@ def test_nothing_to_learn_from_takes_no_step_and_opens_no_state(
     def refuse() -> PrefixState:
         raise AssertionError("no state is needed")
 
-    optimizer = AdapterOptimizer(model, OptimizerSpec())
+    optimizer = SingleProcessOptimizer(model, OptimizerSpec())
     result = run_update(
         Policy(model, LAYOUT, gradient="exact"),
         [UpdateGroup(group, records(group, [[-1.0], [-1.0]]), refuse)],
@@ -198,7 +198,7 @@ def test_masked_responses_and_silent_groups_do_not_change_the_step(model: PeftMo
                 UpdateGroup(silent, records(silent, [[-1.0]]), entry.open_state),
                 UpdateGroup(longer, records(longer, old), entry.open_state),
             ]
-        optimizer = AdapterOptimizer(trained, OptimizerSpec(learning_rate=1e-3))
+        optimizer = SingleProcessOptimizer(trained, OptimizerSpec(learning_rate=1e-3))
         results.append(
             run_update(policy, groups, objective=ObjectiveSpec(), optimizer=optimizer, max_response_tokens=16)
         )
@@ -219,7 +219,7 @@ def test_a_kl_term_pulls_towards_the_reference_as_in_conventional_training(model
     entry = update_groups(policy, [batch])[0]
     old = [list(record.old_logprobs) for record in entry.logprobs]
     entry = UpdateGroup(entry.group, records(entry.group, old, [x.tolist() for x in reference]), entry.open_state)
-    optimizer = AdapterOptimizer(model, OptimizerSpec(max_gradient_norm=None))
+    optimizer = SingleProcessOptimizer(model, OptimizerSpec(max_gradient_norm=None))
     twin = tiny_policy_model()
     total_kl = 0.0
     for response, advantage, reference_R, old_R in zip(batch.responses, batch.advantages, reference, old, strict=True):
@@ -236,7 +236,7 @@ def test_a_kl_term_pulls_towards_the_reference_as_in_conventional_training(model
     assert result.metrics["kl"] > 0
 
 
-class OptimizerThatMustNotStep(AdapterOptimizer):
+class OptimizerThatMustNotStep(SingleProcessOptimizer):
     def step(self) -> None:
         raise AssertionError("the optimizer was called")
 

@@ -1,5 +1,6 @@
 """`longstraw gradients`: the finalised gradient of one group, without an optimizer step."""
 
+import tempfile
 from pathlib import Path
 from typing import get_args
 
@@ -14,7 +15,7 @@ from longstraw_core.cli.output import (
     make_table,
     print_json,
 )
-from longstraw_core.spec import SpecError
+from longstraw_core.spec import SpecError, canonical_json
 from longstraw_core.spec.gradient_batch import parse_gradient_batch
 from longstraw_core.spec.receipts import GradientMode
 from longstraw_core.spec.transaction import LayoutSpec
@@ -66,27 +67,38 @@ def gradients_command(
        "clip": [0.2, 0.2], "aggregation": "sequence_mean"}
     Null old_logprobs mean on-policy. Any fault of an argument or a file is one line and exit code 2.
     """
-    for flag, ranks in (("--cp", cp), ("--ep", ep)):
-        if ranks > 1:
-            raise SpecError(f"{flag} {ranks}: this command runs in one process; only {flag} 1 is supported")
+    if cp % ep:
+        raise SpecError(f"--ep {ep}: does not divide --cp {cp}; experts are sharded over the same ranks as tokens")
     try:
-        parsed = parse_gradient_batch(batch.read_bytes(), str(batch))
+        content = batch.read_bytes()
+        parse_gradient_batch(content, str(batch))
     except OSError as error:
         raise SpecError(f"{batch}: {error.strerror}") from error
     if out.is_dir():
         raise SpecError(f"--out {out}: is a directory; name a file")
     quiet_libraries()
 
-    from safetensors.torch import save
-
     from longstraw_core.stages.whole_file import write_whole
-    from longstraw_core.training.gradients import admit_batch, group_gradients, open_policy
+    from longstraw_core.training.gradients import GradientsRequest, GradientsSummary, gradients_on_rank
+    from longstraw_core.training.launch import run_function
 
-    layout = LayoutSpec(prompt_chunk_tokens=chunk, checkpoint_layers=checkpoint_layers)
-    policy = open_policy(model, adapter, layout, gradient=gradient, dtype=dtype)
-    admit_batch(policy, parsed, str(batch))
-    result = group_gradients(policy, parsed)
-    write_whole(out, save(result.gradients, metadata={"format": "pt", "gradient": gradient}))
+    with tempfile.TemporaryDirectory(prefix="longstraw-") as scratch:
+        written = Path(scratch) / "gradients.safetensors"
+        request = GradientsRequest(
+            model=str(model.absolute()),
+            adapter=str(adapter.absolute()),
+            batch=content.decode("utf-8"),
+            source=str(batch),
+            gradient=gradient,
+            dtype=dtype,
+            layout=LayoutSpec(prompt_chunk_tokens=chunk, checkpoint_layers=checkpoint_layers),
+            out=str(written),
+        )
+        answer = run_function(
+            gradients_on_rank, canonical_json(request), Path(scratch), context_parallel=cp, expert_parallel=ep
+        )
+        result = GradientsSummary.model_validate_json(answer)
+        write_whole(out, written.read_bytes())
     if output == "json":
         print_json(
             {
@@ -101,7 +113,7 @@ def gradients_command(
             }
         )
         return
-    click.echo(f"{out}: {len(result.gradients)} tensors, gradient {gradient}")
+    click.echo(f"{out}: {result.tensors} tensors, gradient {gradient}")
     click.echo(
         f"loss {result.loss:.6g}, gradient norm {result.gradient_norm:.6g}, "
         f"peak memory {human_bytes(result.peak_memory_bytes)}"

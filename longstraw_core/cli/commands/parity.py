@@ -1,5 +1,9 @@
 """`longstraw parity`: the engine against conventional full-sequence training, on a random model, as a gate."""
 
+import dataclasses
+import json
+import tempfile
+from pathlib import Path
 from typing import get_args
 
 import click
@@ -28,6 +32,8 @@ EXAMPLE = "Example: longstraw parity --family qwen3_5_text --gradient exact --pr
 @click.option("--dtype", type=click.Choice(["float32", "bfloat16"]), default="float32", show_default=True)
 @click.option("--targets", type=click.Choice(get_args(TargetPreset)), default="all", show_default=True)
 @click.option("--checkpoint-layers", is_flag=True, help="Recompute each layer in its backward.")
+@click.option("--cp", type=click.IntRange(min=1), default=1, show_default=True, help="Context-parallel ranks.")
+@click.option("--ep", type=click.IntRange(min=1), default=1, show_default=True, help="Expert-parallel ranks.")
 @click.option("--device", default="cpu", show_default=True, help="cpu or cuda.")
 @output_option
 @reports_errors
@@ -44,6 +50,8 @@ def parity_command(
     dtype: str,
     targets: TargetPreset,
     checkpoint_layers: bool,
+    cp: int,
+    ep: int,
     device: str,
     output: OutputFormat,
 ) -> None:
@@ -53,9 +61,12 @@ def parity_command(
     sequence with LoRA masked on the prompt. The gate is the worst single parameter.
     """
     lengths = _lengths(responses, group)
+    if cp % ep:
+        raise SpecError(f"--ep {ep}: does not divide --cp {cp}; experts are sharded over the same ranks as tokens")
     quiet_libraries()
 
-    from longstraw_core.training.parity import ParityCase, run_parity
+    from longstraw_core.training.launch import run_function
+    from longstraw_core.training.parity import ParityCase, parity_on_rank, read_report
 
     case = ParityCase(
         family=family,
@@ -70,8 +81,15 @@ def parity_command(
         checkpoint_layers=checkpoint_layers,
         device=device,
         targets=targets,
+        context_parallel=cp,
+        expert_parallel=ep,
     )
-    report = run_parity(case)
+    request = json.dumps(dataclasses.asdict(case)).encode()
+    with tempfile.TemporaryDirectory(prefix="longstraw-") as scratch:
+        answer = run_function(
+            parity_on_rank, request, Path(scratch), context_parallel=cp, expert_parallel=ep, device=device
+        )
+    report = read_report(answer)
     if output == "json":
         print_json(
             {
@@ -84,6 +102,8 @@ def parity_command(
                 "responses": list(lengths),
                 "chunk": chunk,
                 "seed": seed,
+                "context_parallel": cp,
+                "expert_parallel": ep,
                 "passed": report.passed,
                 "cosine": report.whole.cosine,
                 "relative_l2": _finite(report.whole.relative_l2),

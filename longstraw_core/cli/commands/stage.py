@@ -1,5 +1,6 @@
 """`longstraw stage`: one stage alone, against the artifacts of a run."""
 
+from collections.abc import Callable
 from pathlib import Path
 
 import click
@@ -20,6 +21,17 @@ def stage_group() -> None:
     Its inputs are the receipts that the stages before it left in the store; its outputs go there too, the receipt
     last. A stage that already finished is verified and reused.
     """
+
+
+def _ranks_option(entry: StageEntry) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """`--nproc` for the stages that run on ranks; the others have no such option."""
+    if not entry.ranked:
+        return lambda function: function
+    return click.option(
+        "--nproc",
+        type=click.IntRange(1, 4096),
+        help="Context-parallel ranks on this machine, started by torchrun (default: layout.context_parallel).",
+    )
 
 
 def _stage_command(entry: StageEntry) -> click.Command:
@@ -48,6 +60,7 @@ def _stage_command(entry: StageEntry) -> click.Command:
     @click.option(
         "--set", "overrides", multiple=True, metavar="FIELD=VALUE", help="Replace one field; may be repeated."
     )
+    @_ranks_option(entry)
     @output_option
     @reports_errors
     def command(
@@ -59,6 +72,7 @@ def _stage_command(entry: StageEntry) -> click.Command:
         parent_checkpoint: str,
         overrides: tuple[str, ...],
         output: OutputFormat,
+        nproc: int | None = None,
     ) -> None:
         if store is not None:
             if workdir is not None:
@@ -77,6 +91,7 @@ def _stage_command(entry: StageEntry) -> click.Command:
                     run=run,
                     transaction=transaction,
                     parent_checkpoint=parse_parent_checkpoint(parent_checkpoint),
+                    context_parallel=nproc,
                 )
             )
         except LongStrawError as error:
