@@ -1,16 +1,18 @@
-# Every target creates its own environment; nothing is installed outside .venv.
+# Every target creates its own environment; nothing is installed outside .venv and .venv-sglang.
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 HELM := .tools/helm
+SGLANG := .venv-sglang
+SGLANG_LOCK := tests/support/sglang/requirements.lock
 EXAMPLE := examples/recall
 RUN := runs/recall
 SEED ?= 0
 TRANSACTIONS ?= 6
 
 .DEFAULT_GOAL := help
-.PHONY: help setup run test test-gpu lint format pipeline locks bench-recall bench-store bench-rewards bench-engine bench-engine-short clean
+.PHONY: help setup run test test-sglang test-gpu lint format pipeline locks bench-recall bench-store bench-rewards bench-engine bench-engine-short clean
 
 help:            ## Show the targets
 	@grep -hE '^[a-z-]+: .*##' $(MAKEFILE_LIST) | sed -E 's/:.*## */\t/' | expand -t 16
@@ -43,6 +45,16 @@ test: $(STAMP) $(HELM)   ## Run the tests
 test-gpu: $(STAMP) ## Tests that need one GPU: bf16 parity, kernels, memory at 131,072 prompt tokens
 	TOKENIZERS_PARALLELISM=false $(BIN)/pytest tests/gpu -rs
 
+# The lock is complete; SGLang's own pins ask for a CUDA build that these tests replace, hence --no-deps.
+$(SGLANG)/.installed: $(SGLANG_LOCK)
+	$(PYTHON) -m venv $(SGLANG)
+	$(SGLANG)/bin/pip install --quiet --no-deps -r $(SGLANG_LOCK)
+	touch $@
+
+test-sglang: $(STAMP) $(SGLANG)/.installed  ## Run the tests of sampling with the real SGLang, on the CPU
+	LONGSTRAW_SGLANG_PYTHON=$(CURDIR)/$(SGLANG)/bin/python OMP_NUM_THREADS=1 TOKENIZERS_PARALLELISM=false \
+		$(BIN)/pytest tests/sglang --durations=10
+
 lint: $(STAMP)   ## Style, types and layer order
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
@@ -67,6 +79,7 @@ locks: $(STAMP)  ## Re-resolve the pinned requirements of every image role
 	$(COMPILE) --generate-hashes --extra sampler -o images/sampler/requirements-cpu.lock pyproject.toml
 	PIP_CONFIG_FILE=/dev/null PIP_FIND_LINKS= \
 		$(COMPILE) --generate-hashes --extra trainer -o images/trainer/requirements-cuda.lock pyproject.toml
+	$(COMPILE) --generate-hashes -o images/sampler/sglang.lock images/sampler/sglang.in
 	$(COMPILE) --extra control --extra trainer --extra sampler --extra dev -o requirements-dev.lock pyproject.toml
 	sed -i 's/+cpu$$//' requirements-dev.lock
 
@@ -92,4 +105,4 @@ bench-engine-short: $(STAMP)  ## The same figures at small sizes, to see that th
 	OMP_NUM_THREADS=1 $(BIN)/python benchmarks/engine.py --short
 
 clean:           ## Remove the environment and everything that was built or run
-	rm -rf $(VENV) .tools build runs $(EXAMPLE)/tiny-model $(EXAMPLE)/rows.jsonl
+	rm -rf $(VENV) $(SGLANG) .tools build runs $(EXAMPLE)/tiny-model $(EXAMPLE)/rows.jsonl

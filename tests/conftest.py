@@ -38,6 +38,14 @@ def untrained_snapshot(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="session")
+def multimodal_snapshot(untrained_snapshot: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The same language model in the multimodal class that published snapshots have."""
+    from tests.support.multimodal import write_multimodal
+
+    return write_multimodal(untrained_snapshot, tmp_path_factory.mktemp("multimodal") / "model")
+
+
+@pytest.fixture(scope="session")
 def seaweedfs_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[S3Server]:
     """A real S3 server on loopback with one bucket, `artifacts`; every test takes a prefix of its own."""
     with seaweedfs(tmp_path_factory.mktemp("weed") / "server") as server:
@@ -67,7 +75,8 @@ def spec_fields(untrained_snapshot: Path, write_rows: Callable[..., Path], tmp_p
         "model": {"snapshot": str(untrained_snapshot), "family": "qwen3_5_text", "dtype": "float32"},
         "lora": {"rank": 4, "alpha": 8.0, "targets": "all"},
         "data": {"path": str(tmp_path / "rows.jsonl"), "prompts_per_transaction": 2},
-        "sampling": {"group_size": 4, "max_response_tokens": 6},
+        # the limit is for tests that write responses and their log-probabilities instead of sampling them
+        "sampling": {"group_size": 4, "max_response_tokens": 6, "faithfulness": {"mean_limit": 50.0}},
         "optimizer": {"learning_rate": 0.01},
         "layout": {"prompt_chunk_tokens": 24, "page_tokens": 16},
         "storage": {"uri": (tmp_path / "store").as_uri()},

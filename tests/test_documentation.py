@@ -13,7 +13,7 @@ ROOT = Path(__file__).resolve().parent.parent
 PAGES = sorted(
     path
     for path in ROOT.rglob("*.md")
-    if not {".venv", ".tools", "runs", "build", ".pytest_cache"} & set(path.relative_to(ROOT).parts)
+    if not {".venv", ".venv-sglang", ".tools", "runs", "build", ".pytest_cache"} & set(path.relative_to(ROOT).parts)
 )
 COMMAND = re.compile(r"(?:\.venv/bin/)?longstraw (?P<rest>[a-z][^`\n|#]*)")
 PLACEHOLDERS = {"NAME": "train", "…": ""}

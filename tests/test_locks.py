@@ -6,6 +6,8 @@ from pathlib import Path
 
 import pytest
 
+from longstraw_core.rollout.server_command import SGLANG_VERSION
+
 ROOT = Path(__file__).resolve().parent.parent
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
 DEVELOPMENT = ROOT / "requirements-dev.lock"
@@ -59,6 +61,14 @@ def test_every_direct_dependency_is_pinned_by_hash_and_agrees_with_development(n
 
 def test_development_pins_every_tool() -> None:
     assert names(EXTRAS["dev"]) <= set(pins(DEVELOPMENT))
+
+
+def test_the_tested_sglang_is_the_one_of_the_sampler_image() -> None:
+    tested = pins(ROOT / "tests" / "support" / "sglang" / "requirements.lock")
+    shipped = pins(ROOT / "images" / "sampler" / "sglang.lock")
+    for name in ("sglang", "transformers", "tokenizers"):
+        assert tested[name] == shipped[name]
+    assert tested["sglang"] == SGLANG_VERSION
 
 
 def test_control_has_no_torch_and_the_others_of_kfp_nothing_but_its_executor() -> None:

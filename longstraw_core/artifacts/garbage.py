@@ -9,8 +9,9 @@ from dataclasses import dataclass, field
 from typing import get_args
 
 from longstraw_core.artifacts.files import at_once
+from longstraw_core.artifacts.finished_work import place_of_finished
 from longstraw_core.artifacts.journals import JOURNAL_PREFIX, parse_journal_name
-from longstraw_core.artifacts.receipts import RUNS_PREFIX, envelope_name, place_of, receipt_of_envelope
+from longstraw_core.artifacts.receipts import RUNS_PREFIX, place_of, receipt_of_envelope
 from longstraw_core.artifacts.snapshots import SNAPSHOT_PREFIX
 from longstraw_core.artifacts.store import BLOB_PREFIX, POLICY_PREFIX, Store
 from longstraw_core.artifacts.verification.walk import StoreWalk
@@ -129,7 +130,7 @@ def _mark(store: Store, keep_runs: int, grace_seconds: float) -> _Mark:
     ages: dict[str, float] = {}
     objects: dict[str, list[str]] = {}
     for found in store.walk(RUNS_PREFIX):
-        place = place_of(receipt_of_envelope(found.path) or found.path)
+        place = place_of(receipt_of_envelope(found.path) or found.path) or place_of_finished(found.path)
         if place is not None:
             objects.setdefault(place.run, []).append(found.path)
             ages[place.run] = max(ages.get(place.run, 0.0), found.modified)
@@ -181,9 +182,8 @@ def _reached(store: Store, runs: list[str], present: set[str]) -> set[str]:
 
 
 def _deletion_order(name: str) -> tuple[int, int, bool]:
-    """Consumers before producers, a receipt before its signature."""
-    receipt = receipt_of_envelope(name) or name
-    place = place_of(receipt)
+    """Consumers before producers; a stage's receipt first."""
+    place = place_of(receipt_of_envelope(name) or name) or place_of_finished(name)
     if place is None:
-        raise AssertionError(f"{name} is neither a receipt nor a signature")
-    return (-place.transaction, -_STAGE_ORDER[place.stage], name == envelope_name(receipt))
+        raise AssertionError(f"{name} is neither a receipt, nor a signature, nor a finished part")
+    return (-place.transaction, -_STAGE_ORDER[place.stage], place_of(name) is None)

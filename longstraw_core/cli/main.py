@@ -14,6 +14,7 @@ from longstraw_core.cli.commands.parity import parity_command
 from longstraw_core.cli.commands.plan import plan_command
 from longstraw_core.cli.commands.rewards import rewards_group
 from longstraw_core.cli.commands.run import run_command
+from longstraw_core.cli.commands.sampler_node import sampler_node_command
 from longstraw_core.cli.commands.schema import schema_command
 from longstraw_core.cli.commands.stage import stage_group
 from longstraw_core.cli.commands.status import cancel_command, status_command
@@ -42,6 +43,7 @@ for _command in (
     logs_command,
     cancel_command,
     stage_group,
+    sampler_node_command,
     verify_command,
     gc_command,
     cleanup_command,

@@ -6,7 +6,6 @@ that a token's probability is softmax(logits / temperature) and nothing else. Th
 keys and values once per response: right for small models and moderate groups. Shapes: B group, T tokens, V vocabulary.
 """
 
-import hashlib
 import math
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
@@ -25,6 +24,7 @@ from transformers import (
     StoppingCriteriaList,
 )
 
+from longstraw_core.rollout.seeds import rollout_seed
 from longstraw_core.spec import DataRefused, NumericError, Prompt, Rollout
 from longstraw_core.spec.transaction import SamplingSpec
 
@@ -93,12 +93,6 @@ def sample_group(
         _rollout(prompt, index, tokens, logprobs, sampling.temperature, set(end_tokens), tokenizer)
         for index, (tokens, logprobs) in enumerate(zip(tokens_BT.tolist(), logprobs_BT.tolist(), strict=True))
     ]
-
-
-def rollout_seed(seed: int, transaction: int, prompt_id: str) -> int:
-    """Return the 63-bit seed of one prompt's group; it does not depend on the order in which prompts are sampled."""
-    content = f"longstraw rollout\0{seed}\0{transaction}\0{prompt_id}".encode()
-    return int.from_bytes(hashlib.sha256(content).digest()[:8], "big") >> 1
 
 
 def _prefill(base: Any, prompt: Prompt, chunk_tokens: int) -> DynamicCache | None:

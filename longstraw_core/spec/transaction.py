@@ -18,6 +18,9 @@ SelectionRecord = Literal["cut", "positions"]
 TargetPreset = Literal["attention", "attention+mlp", "all"]
 PositiveFloat = Annotated[FiniteFloat, Field(gt=0.0)]
 UnitFloat = Annotated[FiniteFloat, Field(ge=0.0, lt=1.0)]
+Port = Annotated[int, Field(strict=True, ge=1024, le=65500)]
+LOWEST_SERVER_TEMPERATURE = 1e-3
+"""SGLang takes the most likely token below 1e-6; the margin keeps logits / temperature within fp32."""
 
 
 class ModelSpec(StrictModel):
@@ -68,13 +71,86 @@ class DataSpec(StrictModel):
     shuffle: bool = True
 
 
+class ServerSpec(StrictModel):
+    """The SGLang server of `sampling.engine: sglang`; started for one stage and gone when the stage ends."""
+
+    tensor_parallel: PositiveCount = 1
+    pipeline_parallel: PositiveCount = 1
+    nodes: PositiveCount = 1
+    """Machines (pods) that share the ranks evenly; rank 0 answers, the others follow it."""
+    context_length: PositiveCount | None = None
+    """Tokens of prompt and response together that are served; None means all positions of the model."""
+    memory_fraction: Annotated[FiniteFloat, Field(gt=0.0, lt=1.0)] | None = None
+    """Share of a GPU's memory for weights and cache; None leaves it to SGLang."""
+    cache_tokens: PositiveCount | None = None
+    """Tokens that the key-value cache holds over all requests; None means what the memory allows."""
+    running_requests: PositiveCount | None = None
+    """Requests that are decoded at once; None leaves it to SGLang."""
+    merge: bool = False
+    """Serve the base with the adapter merged into it, instead of both: for targets that SGLang cannot adapt."""
+    deterministic: bool = True
+    """Sampling with one seed per response; without it the server ignores seeds, and a run cannot be repeated."""
+    arguments: tuple[Annotated[str, Field(min_length=1, max_length=4096, pattern=r"^[^\x00-\x1f\x7f]+$")], ...] = ()
+    """Further arguments of `sglang.launch_server`, one word each, for instance `--attention-backend`, `fa3`."""
+    port: Port | None = None
+    """Where rank 0 answers; None means a free port, or 30000 where nodes are machines of their own."""
+    rendezvous_port: Port | None = None
+    """Where the ranks of several nodes meet, and eleven ports after it; None like `port`, or 20000."""
+    start_timeout_seconds: PositiveFloat = 3600.0
+    """Longest time from launch until the server answers."""
+
+    @model_validator(mode="after")
+    def _ranks_divide(self) -> "ServerSpec":
+        ranks = self.tensor_parallel * self.pipeline_parallel
+        if ranks % self.nodes:
+            raise ValueError(
+                f"{ranks} ranks (tensor_parallel × pipeline_parallel) do not divide over {self.nodes} nodes"
+            )
+        return self
+
+
+class FaithfulnessSpec(StrictModel):
+    """How far the trainer's log-probabilities of sampled responses may be from the sampler's before a stage fails."""
+
+    share: Annotated[FiniteFloat, Field(gt=0.0, le=1.0)] = 1.0
+    """Share of the responses that is compared; at least one of every prompt."""
+    mean_limit: PositiveFloat = 0.05
+    """Largest mean |Δ log-prob| over the compared tokens, in nats."""
+    max_limit: PositiveFloat | None = None
+    """Largest |Δ log-prob| of any token, in nats; None leaves single tokens unjudged."""
+
+
 class SamplingSpec(StrictModel):
     """How responses are sampled."""
 
-    engine: Literal["transformers"] = "transformers"
+    engine: Literal["transformers", "sglang"] = "transformers"
+    """`transformers`: `generate` in the stage's own process; `sglang`: a server that the stage starts and stops."""
     group_size: PositiveCount = 8
     temperature: PositiveFloat = 1.0
     max_response_tokens: PositiveCount = 1024
+    max_total_tokens: PositiveCount | None = None
+    """Most response tokens of one transaction; a stage that would need more fails and keeps its finished groups."""
+    concurrent_requests: Annotated[int, Field(strict=True, ge=1, le=4096)] = 64
+    """Responses asked for at once (`sglang`)."""
+    request_timeout_seconds: PositiveFloat = 7200.0
+    """Longest time for one response (`sglang`); what was sampled until then is kept as an aborted response."""
+    timeout_seconds: PositiveFloat = 86400.0
+    """Longest time for the sampling of one transaction."""
+    faithfulness: FaithfulnessSpec = FaithfulnessSpec()
+    server: ServerSpec = ServerSpec()
+
+    @model_validator(mode="after")
+    def _server_belongs_to_sglang(self) -> "SamplingSpec":
+        if self.engine != "sglang" and self.server != ServerSpec():
+            raise ValueError(f"server is only for engine sglang, and engine is {self.engine}")
+        if self.engine == "sglang" and self.temperature < LOWEST_SERVER_TEMPERATURE:
+            raise ValueError(
+                f"temperature {self.temperature} is below {LOWEST_SERVER_TEMPERATURE}, where SGLang samples "
+                "greedily: a group would be one response many times"
+            )
+        if self.max_total_tokens is not None and self.max_total_tokens < self.max_response_tokens:
+            raise ValueError("max_total_tokens must not be below max_response_tokens")
+        return self
 
 
 class RewardSpec(StrictModel):
@@ -225,3 +301,12 @@ class TransactionSpec(StrictModel):
     schedule: ScheduleSpec = ScheduleSpec()
     storage: StorageSpec = StorageSpec()
     cluster: ClusterSpec = ClusterSpec()
+
+    @model_validator(mode="after")
+    def _engine_can_leave_the_adapter_off(self) -> "TransactionSpec":
+        if self.sampling.engine == "sglang" and self.objective.gradient == "response_adapter":
+            raise ValueError(
+                "objective.gradient response_adapter samples with the adapter off on the prompt, which SGLang cannot "
+                "do: an adapter acts on a whole request; use sampling.engine transformers, or another gradient mode"
+            )
+        return self

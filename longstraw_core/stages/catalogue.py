@@ -24,6 +24,8 @@ class StageEntry:
     html_report: bool = False
     ranked: bool = False
     """Whether it runs on the specification's context-parallel ranks."""
+    optional_outputs: tuple[str, ...] = ()
+    """Names of artifacts that it publishes under some specifications only."""
 
 
 CATALOGUE: dict[StageName, StageEntry] = {
@@ -44,6 +46,7 @@ CATALOGUE: dict[StageName, StageEntry] = {
             ("adapter",),
             ("model snapshot", "parent checkpoint"),
             "Write the LoRA adapter that is sampled and trained: the parent checkpoint's, or a fresh one.",
+            optional_outputs=("served",),
         ),
         StageEntry(
             "sample",
@@ -52,6 +55,7 @@ CATALOGUE: dict[StageName, StageEntry] = {
             ("rollouts",),
             ("model snapshot",),
             "Sample a group of responses for every prompt with the adapter on.",
+            optional_outputs=("server_log",),
         ),
         StageEntry(
             "score_rewards",

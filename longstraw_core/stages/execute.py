@@ -11,6 +11,7 @@ from pathlib import Path
 
 from pydantic import ValidationError
 
+from longstraw_core.artifacts.finished_work import clear_finished_work
 from longstraw_core.artifacts.outputs import check_receipt_outputs
 from longstraw_core.artifacts.receipts import find_receipt, read_receipt, receipt_name, write_receipt
 from longstraw_core.artifacts.store import Store, open_store
@@ -93,7 +94,7 @@ def run_stage(request: StageRequest) -> StageOutcome:
     started = time.monotonic()
     log.emit("stage_started", gradient=request.spec.objective.gradient)
     store = open_store(request.spec.storage.uri, create=not entry.upstream)
-    receipts, receipt_inputs = _upstream_receipts(store, request, entry)
+    receipts, receipt_inputs = upstream_receipts(store, request, entry)
     earlier = _earlier_execution(store, request, entry, receipt_inputs)
     if earlier is not None:
         outcome = StageOutcome(earlier[0], earlier[1], reused=True, store=store)
@@ -102,6 +103,7 @@ def run_stage(request: StageRequest) -> StageOutcome:
         predicate = _execute(store, request, entry, receipts, receipt_inputs, log)
         descriptor = write_receipt(store, predicate)
         outcome = StageOutcome(read_receipt(store, descriptor), descriptor, reused=False, store=store)
+    clear_finished_work(store, request.run, request.transaction, entry.name)
     predicate = outcome.receipt.predicate
     log.emit(
         "stage_finished",
@@ -127,14 +129,20 @@ def finished_stage(request: StageRequest) -> StageOutcome | None:
     """
     entry = stage_entry(request.stage)
     store = open_store(request.spec.storage.uri)
-    _, receipt_inputs = _upstream_receipts(store, request, entry)
+    _, receipt_inputs = upstream_receipts(store, request, entry)
     earlier = _earlier_execution(store, request, entry, receipt_inputs)
     return None if earlier is None else StageOutcome(earlier[0], earlier[1], reused=True, store=store)
 
 
-def _upstream_receipts(
+def upstream_receipts(
     store: Store, request: StageRequest, entry: StageEntry
 ) -> tuple[dict[StageName, StageReceipt], dict[str, Descriptor]]:
+    """Read and verify the receipts of the stages before this one; also returns them as receipt inputs.
+
+    Raises:
+        SpecError: a stage before has not finished, or ran with another specification.
+        IntegrityError: a receipt is not the one that the caller was handed.
+    """
     receipts: dict[StageName, StageReceipt] = {}
     inputs: dict[str, Descriptor] = {}
     spec_digest = sha256_digest(canonical_json(request.spec))
@@ -239,7 +247,7 @@ def _execute(
                     scratch=scratch,
                 )
             )
-    if set(result.outputs) != set(entry.outputs):
+    if not set(entry.outputs) <= set(result.outputs) <= {*entry.outputs, *entry.optional_outputs}:
         raise AssertionError(f"{entry.name} published {sorted(result.outputs)}, the catalogue says {entry.outputs}")
     return ReceiptPredicate(
         stage=entry.name,

@@ -1,5 +1,9 @@
-"""Stage `old_logprobs`: the trainer's log-probabilities of every response before the update."""
+"""Stage `old_logprobs`: the trainer's log-probabilities of every response before the update.
 
+Here sampler and trainer are compared, because here the trainer's log-probabilities exist.
+"""
+
+from longstraw_core.rollout.faithfulness import agreement, check_agreement, compared_responses
 from longstraw_core.spec import ResponseLogprobs, Rollout
 from longstraw_core.stages.context import StageContext, StageResult
 from longstraw_core.stages.grouping import by_prompt
@@ -22,7 +26,8 @@ def execute(context: StageContext) -> StageResult:
     rollouts = context.read_records("sample", "rollouts", Rollout)
     groups = by_prompt(inputs.prompts, rollouts, spec.sampling.group_size, "sample/rollouts")
     records: list[ResponseLogprobs] = []
-    differences: list[float] = []
+    everything: list[tuple[Rollout, tuple[float, ...]]] = []
+    compared: list[tuple[Rollout, tuple[float, ...]]] = []
 
     def replay_group(number: int, kind: str, *, adapter: bool) -> list[tuple[float, ...]]:
         with session.phase(prefix.phase):
@@ -55,17 +60,25 @@ def execute(context: StageContext) -> StageResult:
                         reference_logprobs=reference_logprobs,
                     )
                 )
-                differences += [
-                    abs(mine - sampled) for mine, sampled in zip(old_logprobs, rollout.logprobs, strict=True)
-                ]
+            pairs = list(zip(group, old, strict=True))
+            everything += pairs
+            compared += [
+                pairs[position] for position in compared_responses(group, spec.sampling.faithfulness.share, spec.seed)
+            ]
             context.log.progress("groups replayed", number + 1, len(groups))
+    found, overall = agreement(compared), agreement(everything)
+    check_agreement(found, spec.sampling.faithfulness)
     with session.phase("release"):
         outputs = {"logprobs": context.write_records(records)} if context.leads else {}
     return StageResult(
         outputs=outputs,
         metrics={
-            "sampling/sampling_logp_difference/mean": sum(differences) / len(differences),
-            "sampling/sampling_logp_difference/max": max(differences),
+            "sampling/sampling_logp_difference/mean": overall.mean,
+            "sampling/sampling_logp_difference/max": overall.max,
+            "faithfulness/responses": float(found.responses),
+            "faithfulness/tokens": float(found.tokens),
+            "faithfulness/mean": found.mean,
+            "faithfulness/max": found.max,
             "prefix/stale_steps": float(prefix.stale_steps),
         },
         facts=stale_fact(prefix.stale_steps),

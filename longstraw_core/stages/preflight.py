@@ -4,6 +4,8 @@ from pathlib import Path
 
 from longstraw_core.rewards.prompt_tokens import prompt_token_limit, read_model_limits
 from longstraw_core.rewards.scoring import check_reward
+from longstraw_core.rollout.adapter_rules import check_lora_before_start
+from longstraw_core.rollout.server_command import check_server_arguments
 from longstraw_core.spec import DataRefused, SpecError, TransactionSpec
 from longstraw_core.stages.snapshot import check_snapshot
 
@@ -12,7 +14,8 @@ def check_before_start(spec: TransactionSpec) -> None:
     """Check that the snapshot is complete, the data file is there, and the lengths can fit the model.
 
     Raises:
-        SpecError: naming the file or field; also when the reward plug-in cannot be imported.
+        SpecError: naming the file or field; also when the reward plug-in cannot be imported, or SGLang could not serve
+            the adapter.
         DataRefused: the data file is empty.
     """
     snapshot, rows = Path(spec.model.snapshot), Path(spec.data.path)
@@ -24,3 +27,7 @@ def check_before_start(spec: TransactionSpec) -> None:
     if rows.stat().st_size == 0:
         raise DataRefused(f"{rows}: the file is empty; it must hold one JSON row per line")
     check_reward(spec.reward)
+    if spec.sampling.engine == "sglang":
+        check_server_arguments(spec.sampling.server.arguments)
+        if not spec.sampling.server.merge:
+            check_lora_before_start(spec.lora, spec.model.family)

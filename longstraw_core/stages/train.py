@@ -78,7 +78,7 @@ def execute(context: StageContext) -> StageResult:
     context.phases.extend(phase for phase in result.phases if phase.name != "load")
     # Sampler and trainer are compared over all tokens, not over the trained ones alone: one name, one value.
     compared = context.receipts["old_logprobs"].predicate.metrics
-    compared = {name: value for name, value in compared.items() if name.startswith("sampling/")}
+    compared = {name: value for name, value in compared.items() if name.startswith(("sampling/", "faithfulness/"))}
     metrics = {**group_metrics(groups), **result.metrics, **compared}
     transaction = 1 if earlier is None else earlier.transaction + 1
     state = TrainerState(

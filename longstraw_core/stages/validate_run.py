@@ -26,9 +26,6 @@ from longstraw_core.stages.report_contents import (
 )
 from longstraw_core.stages.trainer_history import read_metric_history
 
-SAMPLER_TRAINER_LIMIT = 0.05
-"""Mean absolute difference of sampler's and trainer's log-probabilities, in nats, up to which they are called equal."""
-
 
 class EvidenceLevel(StrictModel):
     """One claim about the transaction and whether its receipts prove it."""
@@ -119,6 +116,7 @@ def _check_checkpoint(manifest: CheckpointManifest, context: StageContext) -> No
 def _levels(context: StageContext, manifest: CheckpointManifest) -> tuple[EvidenceLevel, ...]:
     train = context.receipts["train"].predicate
     difference = context.receipts["old_logprobs"].predicate.metrics["sampling/sampling_logp_difference/mean"]
+    limit = context.spec.sampling.faithfulness.mean_limit
     gradient = context.spec.objective.gradient
     phases = {phase.name for rank in train.ranks for phase in rank.phases} & {"replay", "reverse_sweep"}
     images = {receipt.predicate.image_digest for receipt in context.receipts.values()}
@@ -138,8 +136,8 @@ def _levels(context: StageContext, manifest: CheckpointManifest) -> tuple[Eviden
         ),
         (
             "the trainer's log-probabilities equal the sampler's",
-            difference <= SAMPLER_TRAINER_LIMIT,
-            f"mean difference {difference:.3g} nats, limit {SAMPLER_TRAINER_LIMIT}",
+            difference <= limit,
+            f"mean difference {difference:.3g} nats, limit {limit}",
         ),
         (
             "the full gradient was computed: replay, then reverse sweep through the prompt",

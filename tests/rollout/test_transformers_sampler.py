@@ -7,7 +7,8 @@ import torch
 from peft import LoraConfig, PeftModel, get_peft_model
 from transformers import GenerationConfig, PreTrainedTokenizerBase
 
-from longstraw_core.rollout.transformers_sampler import check_prompt, rollout_seed, sample_group
+from longstraw_core.rollout.seeds import rollout_seed
+from longstraw_core.rollout.transformers_sampler import check_prompt, sample_group
 from longstraw_core.spec import DataRefused, NumericError, Prompt, Rollout
 from longstraw_core.spec.transaction import SamplingSpec
 from longstraw_core.training.tiny.model import initial_model

@@ -32,6 +32,7 @@ def uri(seaweedfs_server: S3Server, tmp_path: Path, monkeypatch: pytest.MonkeyPa
     public = key.public_key().public_bytes(Encoding.PEM, PublicFormat.SubjectPublicKeyInfo)
     (tmp_path / "key.pub.pem").write_bytes(public)
     monkeypatch.setenv("LONGSTRAW_SIGNING_KEY", str(tmp_path / "key.pem"))
+    monkeypatch.setenv("LONGSTRAW_VERIFY_KEY", "")  # `verify` sets it: absent before, and so absent afterwards
     return f"s3://artifacts/team-{os.getpid()}-{tmp_path.name}"
 
 

@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass, field
 
+from longstraw_core.artifacts.finished_work import place_of_finished
 from longstraw_core.artifacts.receipts import (
     RUNS_PREFIX,
     ReceiptPlace,
@@ -55,6 +56,8 @@ class ReceiptReader:
                 self.reader.not_a_file(found)
             elif (signed := receipt_of_envelope(found.path)) is not None:
                 envelopes.add(signed)
+            elif place_of_finished(found.path) is not None:
+                self.reader.report.unreferenced.append(found.path)
             elif (place := place_of(found.path)) is None:
                 shown = shown_path(found.path)
                 self.reader.fault("extra", shown, "nothing", "a file", f"{shown} is no receipt: remove it")

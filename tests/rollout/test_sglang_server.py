@@ -1,0 +1,285 @@
+"""Launch, readiness, death and end of a server, with the stand-in process; nothing of it survives."""
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from longstraw_core.rollout.process_session import session_processes
+from longstraw_core.rollout.server_command import NodePlace, ServedPolicy
+from longstraw_core.rollout.server_process import ServerProcess, log_tail, server_environment
+from longstraw_core.rollout.sglang_sampler import sample_groups
+from longstraw_core.rollout.sglang_server import SglangServer, follow_leader, node_places
+from longstraw_core.spec import Retryable, Rollout, SpecError, StageFailed
+from longstraw_core.spec.transaction import SamplingSpec, ServerSpec
+from tests.support.sglang.cpu import fake_environment
+from tests.support.sglang.oracle import prompt_of, wanted
+
+Launch = Callable[..., SglangServer]
+
+
+@pytest.fixture
+def launch(untrained_snapshot: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Launch]:
+    fake_environment(monkeypatch)
+    started: list[SglangServer] = []
+
+    def start(**fields: object) -> SglangServer:
+        settings = ServerSpec(start_timeout_seconds=30.0, context_length=512, **fields)  # type: ignore[arg-type]
+        policy = ServedPolicy(untrained_snapshot, tmp_path, "float32", positions=4096)
+        server = SglangServer(policy, settings, node_places(settings), seed=1, logs=tmp_path / "logs", connections=40)
+        started.append(server)
+        return server
+
+    yield start
+    for server in started:
+        server.stop()
+
+
+def sessions(server: SglangServer) -> list[int]:
+    return [rank.session for rank in server._ranks]
+
+
+def test_a_started_server_answers_and_afterwards_none_of_its_processes_lives(launch: Launch) -> None:
+    with launch() as server:
+        (session,) = sessions(server)
+        assert len(session_processes(session)) >= 2
+        rollout = server.client.sample(wanted(prompt_of(9)), timeout_seconds=10.0)
+        assert len(rollout.token_ids) == 12
+        rank = server._ranks[0]
+    assert not session_processes(session)
+    assert rank._guard.poll() == 0
+
+
+def test_all_ranks_of_one_machine_are_started_and_ended(launch: Launch) -> None:
+    with launch(nodes=2, tensor_parallel=2) as server:
+        assert [rank.rank for rank in server._ranks] == [0, 1]
+        assert [log.name for log in server.logs] == ["rank0.log", "rank1.log"]
+        found = sessions(server)
+    assert not any(session_processes(session) for session in found)
+
+
+def test_a_server_that_ends_at_the_start_is_reported_with_its_reason(
+    launch: Launch, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("FAKE_SGLANG_BROKEN", "no such attention backend")
+    with pytest.raises(StageFailed, match=r"rank 0 ended \(exit code 1\) while starting; .*no such attention backend"):
+        launch().__enter__()
+
+
+def test_a_server_that_never_answers_is_given_up_and_ended(launch: Launch, monkeypatch: pytest.MonkeyPatch) -> None:
+    server = launch()
+    monkeypatch.setattr(server, "_server", server._server.model_copy(update={"start_timeout_seconds": 0.5}))
+    monkeypatch.setattr(server.client, "healthy", lambda: False)
+    with pytest.raises(StageFailed, match=r"did not answer within sampling\.server\.start_timeout_seconds \(0\.5 s\)"):
+        server.__enter__()
+    assert not session_processes(sessions(server)[0])
+
+
+def test_a_taken_port_is_refused_before_anything_is_started(launch: Launch) -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        server = launch(port=port)
+        with pytest.raises(Retryable, match=f"port {port} of this machine is taken"):
+            server.__enter__()
+    assert not sessions(server)
+
+
+def test_a_server_of_another_model_on_our_port_is_not_believed(launch: Launch, tmp_path: Path) -> None:
+    with launch() as server:
+        server._policy = ServedPolicy(tmp_path / "other", None, "float32", 10)
+        with pytest.raises(StageFailed, match="not the model that was started there"):
+            server.wait_until_ready()
+
+
+def test_another_version_of_the_server_is_refused(launch: Launch, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FAKE_SGLANG_VERSION", "0.6.0")
+    with pytest.raises(SpecError, match=r"has sglang 0\.6\.0; what is known .* is of 0\.5\.23"):
+        launch().__enter__()
+
+
+def test_a_server_killed_while_sampling_fails_the_stage_with_its_reason(
+    launch: Launch, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("FAKE_SGLANG_DIE_AFTER", "5")
+    finished: dict[str, list[Rollout]] = {}
+    groups = [[wanted(prompt_of(5, name), index, seed=index) for index in range(2)] for name in ("a", "b", "c", "d")]
+    with launch() as server:
+        with pytest.raises(StageFailed) as caught:
+            sample_groups(
+                server.client,
+                groups,
+                SamplingSpec(engine="sglang", concurrent_requests=1),
+                finished=finished.__setitem__,
+            )
+        reason = str(server.explain(caught.value))
+    assert "ended (exit code -9) while sampling" in reason
+    assert "the fake server was told to die" in reason
+    assert set(finished) == {"a", "b"}
+
+
+def test_no_more_responses_are_asked_for_at_once_than_allowed(launch: Launch, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FAKE_SGLANG_TOKEN_SECONDS", "0.005")
+    seen: list[tuple[int, int]] = []
+    groups = [[wanted(prompt_of(5, f"p{number}"), index, seed=index) for index in range(4)] for number in range(5)]
+    finished: dict[str, list[Rollout]] = {}
+    with launch() as server:
+        sample_groups(
+            server.client,
+            groups,
+            SamplingSpec(engine="sglang", concurrent_requests=3),
+            finished=finished.__setitem__,
+            progress=lambda what, done, total: seen.append((done, total)),
+        )
+        assert server.client.server_info()["most_running"] == 3
+    assert [len(group) for group in finished.values()] == [4] * 5
+    assert seen == [(done, 20) for done in range(1, 21)]
+
+
+def test_a_token_budget_is_never_exceeded_and_finished_groups_are_kept(launch: Launch) -> None:
+    finished: dict[str, list[Rollout]] = {}
+    groups = [[wanted(prompt_of(5, f"p{number}"), index, seed=index) for index in range(2)] for number in range(3)]
+    sampling = SamplingSpec(engine="sglang", max_response_tokens=12, max_total_tokens=60)
+    with launch() as server, pytest.raises(StageFailed, match=r"max_total_tokens \(60\) .* 4 of 6 responses"):
+        sample_groups(server.client, groups, sampling, finished=finished.__setitem__, tokens_used=12)
+    assert set(finished) == {"p0", "p1"}
+
+
+def test_one_response_too_slow_is_aborted_and_the_whole_too_slow_fails(
+    launch: Launch, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("FAKE_SGLANG_TOKEN_SECONDS", "0.2")
+    finished: dict[str, list[Rollout]] = {}
+    slow = [[wanted(prompt_of(5, "slow"), 0, max_tokens=300)]]
+    with launch() as server:
+        sample_groups(
+            server.client,
+            slow,
+            SamplingSpec(engine="sglang", request_timeout_seconds=1.0),
+            finished=finished.__setitem__,
+        )
+        (aborted,) = finished["slow"]
+        assert aborted.finish_reason == "abort"
+        assert 1 <= len(aborted.token_ids) < 300
+        with pytest.raises(StageFailed, match=r"timeout_seconds \(1 s\) is over with 0 of 1"):
+            sample_groups(
+                server.client, slow, SamplingSpec(engine="sglang", timeout_seconds=1.0), finished=finished.__setitem__
+            )
+
+
+def test_a_server_ends_with_the_stage_that_is_killed(untrained_snapshot: Path, tmp_path: Path) -> None:
+    program = (
+        "import sys, time; from pathlib import Path\n"
+        "from longstraw_core.rollout.server_process import ServerProcess\n"
+        "server = ServerProcess([sys.executable, '-c', 'import time; time.sleep(300)'], Path(sys.argv[1]), rank=0)\n"
+        "print(server.session, flush=True); time.sleep(300)\n"
+    )
+    stage = subprocess.Popen([sys.executable, "-c", program, str(tmp_path / "log")], stdout=subprocess.PIPE)
+    assert stage.stdout is not None
+    session = int(stage.stdout.readline())
+    assert session_processes(session)
+    stage.kill()
+    stage.wait()
+    deadline = time.monotonic() + 30.0
+    while session_processes(session) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert not session_processes(session)
+    stage.stdout.close()
+
+
+def test_what_ignores_an_interrupt_is_killed(tmp_path: Path) -> None:
+    stubborn = "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); print('up', flush=True)\n"
+    process = ServerProcess([sys.executable, "-c", stubborn + "time.sleep(300)"], tmp_path / "log", rank=0)
+    deadline = time.monotonic() + 30.0
+    while "up" not in (tmp_path / "log").read_text() and time.monotonic() < deadline:
+        time.sleep(0.05)
+    process.interrupt()
+    process.wait_until_gone(0.3)
+    assert not session_processes(process.session)
+    assert process.exit_code() == -signal.SIGKILL
+
+
+def test_a_follower_ends_with_its_leader(
+    launch: Launch, untrained_snapshot: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("longstraw_core.rollout.sglang_server.FOLLOW_SECONDS", 1.0)
+    settings = ServerSpec(nodes=2, tensor_parallel=2, start_timeout_seconds=30.0, context_length=512)
+    leader = launch()
+    with leader:
+        port = int(leader.client.url.rsplit(":", 1)[1])
+        place = NodePlace(rank=1, http_port=port)
+        policy = ServedPolicy(untrained_snapshot, tmp_path, "float32", positions=4096)
+        seconds: list[int] = []
+
+        def follow() -> None:
+            monkeypatch.setattr(
+                "longstraw_core.rollout.sglang_server.server_command",
+                lambda *_, **__: [sys.executable, "-c", "import time; time.sleep(300)"],
+            )
+            follow_leader(
+                policy,
+                settings,
+                place,
+                seed=1,
+                logs=tmp_path / "follower",
+                progress=lambda _, done, __: seconds.append(done),
+            )
+
+        thread = threading.Thread(target=follow)
+        thread.start()
+        deadline = time.monotonic() + 30.0
+        while len(seconds) < 2 and time.monotonic() < deadline:
+            time.sleep(0.05)
+        assert thread.is_alive()
+    thread.join(30.0)
+    assert not thread.is_alive()
+
+
+def test_places_come_from_the_environment_where_nodes_are_machines(monkeypatch: pytest.MonkeyPatch) -> None:
+    server = ServerSpec(nodes=4, tensor_parallel=8)
+    assert [place.rank for place in node_places(server)] == [0, 1, 2, 3]
+    assert len({place.http_port for place in node_places(server)}) == 4
+    monkeypatch.setenv("LONGSTRAW_NODE_RANK", "2")
+    with pytest.raises(SpecError, match="there must be a leader"):
+        node_places(server)
+    monkeypatch.setenv("LONGSTRAW_NODE_LEADER", "sampler-0.sampler")
+    (place,) = node_places(server)
+    assert (place.rank, place.leader, place.http_port, place.rendezvous_port) == (2, "sampler-0.sampler", 30000, 20000)
+    with pytest.raises(SpecError, match="only rank 0 samples"):
+        SglangServer(ServedPolicy(Path("m"), None, "float32", 9), server, [place], seed=0, logs=Path("x"))
+    monkeypatch.setenv("LONGSTRAW_NODE_RANK", "4")
+    with pytest.raises(SpecError, match=r"below sampling\.server\.nodes \(4\)"):
+        node_places(server)
+
+
+def test_the_server_gets_no_credentials_and_not_our_interpreters_paths() -> None:
+    found = server_environment(
+        {
+            "AWS_SECRET_ACCESS_KEY": "s",
+            "LONGSTRAW_SIGNING_KEY": "k",
+            "PYTHONPATH": "ours",
+            "LONGSTRAW_SGLANG_PYTHONPATH": "theirs",
+            "NCCL_SOCKET_IFNAME": "eth0",
+            "PATH": os.environ["PATH"],
+        }
+    )
+    assert found["PYTHONPATH"] == "theirs"
+    assert found["NCCL_SOCKET_IFNAME"] == "eth0"
+    assert not any(name.startswith(("AWS_", "LONGSTRAW_")) for name in found)
+    assert "PYTHONPATH" not in server_environment({"PYTHONPATH": "ours"})
+
+
+def test_the_tail_of_a_log_has_the_reason_and_the_last_lines(tmp_path: Path) -> None:
+    log = tmp_path / "rank0.log"
+    lines = ["starting", "ValueError: rank 3 is too large", *(f"line {number}" for number in range(50)), "Killed"]
+    log.write_text("\n".join(lines), encoding="utf-8")
+    assert log_tail(log) == "ValueError: rank 3 is too large | line 48 | line 49 | Killed"
+    assert log_tail(tmp_path / "none").startswith("(no log")

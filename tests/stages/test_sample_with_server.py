@@ -1,0 +1,230 @@
+"""The stage `sample` with a server process: what it publishes, how it resumes, what it refuses before it starts one."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from longstraw_core.artifacts import open_store, verify_store
+from longstraw_core.artifacts.finished_work import finished_name
+from longstraw_core.spec import DataRefused, NumericError, Rollout, SpecError, StageFailed, TransactionSpec
+from longstraw_core.stages.execute import StageOutcome
+from longstraw_core.stages.preflight import check_before_start
+from tests.servers.ports import free_port
+from tests.support.sglang.cpu import fake_environment
+from tests.support.sglang.oracle import SERVED
+
+from .scripted import make_spec, run
+
+
+@pytest.fixture
+def server_fields(spec_fields: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
+    """The small specification, sampled by the stand-in server one response at a time."""
+    fake_environment(monkeypatch)
+    spec_fields["lora"]["targets"] = list(SERVED)
+    spec_fields["data"]["prompts_per_transaction"] = 4
+    spec_fields["sampling"] |= {
+        "engine": "sglang",
+        "concurrent_requests": 1,
+        "server": {"context_length": 1024, "start_timeout_seconds": 60.0},
+    }
+    return spec_fields
+
+
+def before(spec: TransactionSpec) -> None:
+    run(spec, "audit_data")
+    run(spec, "export_lora")
+
+
+def rollouts_of(spec: TransactionSpec, outcome: StageOutcome) -> list[Rollout]:
+    content = open_store(spec.storage.uri).get_bytes(outcome.receipt.predicate.outputs["rollouts"])
+    return [Rollout.model_validate_json(line) for line in content.splitlines()]
+
+
+def test_groups_log_and_counts_are_published(server_fields: dict[str, Any]) -> None:
+    spec = make_spec(server_fields)
+    before(spec)
+    outcome = run(spec, "sample")
+    predicate = outcome.receipt.predicate
+    rollouts = rollouts_of(spec, outcome)
+    assert [(rollout.prompt_id, rollout.index) for rollout in rollouts] == [
+        (rollouts[4 * group].prompt_id, index) for group in range(4) for index in range(4)
+    ]
+    assert len({rollout.token_ids for rollout in rollouts}) == 16
+    assert b"POST /generate" in open_store(spec.storage.uri).get_bytes(predicate.outputs["server_log"])
+    assert predicate.facts == {"sampling_engine": "sglang", "sampling_server": "sglang 0.5.23"}
+    assert predicate.metrics["sampling/responses"] == 16
+    assert predicate.metrics["sampling/truncated"] == sum(rollout.truncated for rollout in rollouts)
+    assert predicate.metrics["sampling/aborted"] == 0
+    assert predicate.metrics["sampling/identical_groups"] == 0
+    assert verify_store(open_store(spec.storage.uri)).faults == []
+
+
+def test_a_stage_whose_server_died_goes_on_from_its_finished_groups(
+    server_fields: dict[str, Any], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    whole = make_spec(server_fields, f"storage.uri={(tmp_path / 'whole').as_uri()}")
+    before(whole)
+    expected = rollouts_of(whole, run(whole, "sample"))
+    spec = make_spec(server_fields)
+    before(spec)
+    monkeypatch.setenv("FAKE_SGLANG_DIE_AFTER", "11")  # the probe and ten responses: two whole groups
+    with pytest.raises(StageFailed, match=r"told to die.*whole log: blobs/sha256/") as caught:
+        run(spec, "sample")
+    store = open_store(spec.storage.uri)
+    log = str(caught.value).rpartition("whole log: ")[2]
+    with store.open_object(log) as opened:
+        assert b"told to die" in opened.stream.read()
+    report = verify_store(store)
+    assert report.faults == []
+    assert finished_name("small", 1, "sample", 1) in report.unreferenced
+    monkeypatch.delenv("FAKE_SGLANG_DIE_AFTER")
+    outcome = run(spec, "sample")
+    assert outcome.receipt.predicate.metrics["sampling/groups_resumed"] == 2
+    assert rollouts_of(spec, outcome) == expected
+    assert not [name for name in store.list_names("runs/") if "finished" in name]
+
+
+def test_a_damaged_or_foreign_finished_group_is_sampled_again(
+    server_fields: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    spec = make_spec(server_fields)
+    before(spec)
+    monkeypatch.setenv("FAKE_SGLANG_DIE_AFTER", "11")
+    with pytest.raises(StageFailed):
+        run(spec, "sample")
+    part = Path(spec.storage.uri.removeprefix("file://")) / finished_name("small", 1, "sample", 0)
+    content = part.read_bytes()
+    part.chmod(0o644)
+    damaged = content.replace(b'"temperature":1', b'"temperature":1.5', 1)
+    assert damaged != content
+    part.write_bytes(damaged)
+    monkeypatch.delenv("FAKE_SGLANG_DIE_AFTER")
+    outcome = run(spec, "sample")
+    assert outcome.receipt.predicate.metrics["sampling/groups_resumed"] == 1
+    assert {rollout.temperature for rollout in rollouts_of(spec, outcome)} == {1.0}
+
+
+def test_the_transformers_engine_resumes_too(spec_fields: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    from longstraw_core.rollout import transformers_sampler
+
+    spec = make_spec(spec_fields)
+    before(spec)
+    honest = transformers_sampler.sample_group
+    calls: list[str] = []
+
+    def second_fails(model: Any, tokenizer: Any, prompt: Any, *arguments: Any, **options: Any) -> list[Rollout]:
+        calls.append(prompt.prompt_id)
+        if len(calls) == 2:
+            raise StageFailed("out of memory")
+        return honest(model, tokenizer, prompt, *arguments, **options)
+
+    monkeypatch.setattr(transformers_sampler, "sample_group", second_fails)
+    with pytest.raises(StageFailed, match="out of memory"):
+        run(spec, "sample")
+    outcome = run(spec, "sample")
+    assert outcome.receipt.predicate.metrics["sampling/groups_resumed"] == 1
+    assert len(calls) == 3
+    assert calls[2] == calls[1]
+    assert "server_log" not in outcome.receipt.predicate.outputs
+
+
+def test_what_was_not_sampled_from_the_policy_is_not_trained(server_fields: dict[str, Any]) -> None:
+    """The stand-in server has no model: its tokens are not the policy's."""
+    spec = make_spec(server_fields, "sampling.faithfulness={share: 0.5}")
+    before(spec)
+    run(spec, "sample")
+    run(spec, "capture_prefix")
+    with pytest.raises(NumericError, match=r"mean \|Δ log-prob\| is .* of 8 responses, sampling\.faithfulness"):
+        run(spec, "old_logprobs")
+    assert not open_store(spec.storage.uri).exists("runs/small/0001/old_logprobs/receipt.json")
+
+
+def test_a_merged_checkpoint_is_served_without_an_adapter(server_fields: dict[str, Any]) -> None:
+    spec = make_spec(server_fields, "sampling.server.merge=true", "lora.targets=all")
+    check_before_start(spec)
+    before(spec)
+    outcome = run(spec, "sample")
+    log = open_store(spec.storage.uri).get_bytes(outcome.receipt.predicate.outputs["server_log"])
+    assert b"never been loaded" not in log
+    assert len(rollouts_of(spec, outcome)) == 16
+
+
+def test_what_the_server_could_not_serve_is_refused_before_a_run_and_by_the_stage(
+    server_fields: dict[str, Any],
+) -> None:
+    for override, message in (
+        ("lora.targets=all", "all has in_proj_a, in_proj_b, which SGLang cannot serve"),
+        ("lora.targets=[q_proj, in_proj_b]", r"in_proj_b; leave them out \(lora.targets: \[q_proj\]\)"),
+    ):
+        spec = make_spec(server_fields, override)
+        with pytest.raises(SpecError, match=message):
+            check_before_start(spec)
+    spec = make_spec(server_fields, "lora.targets=all")
+    run(spec, "audit_data")
+    with pytest.raises(SpecError, match="in_proj_a, in_proj_b"):
+        run(spec, "export_lora")
+    with pytest.raises(SpecError, match="decided by the stage itself"):
+        check_before_start(make_spec(server_fields, "sampling.server.arguments=[--port, '1']"))
+
+
+def test_a_prompt_that_does_not_fit_is_refused_before_the_server_is_started(
+    server_fields: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("LONGSTRAW_SGLANG_PYTHON", "/bin/false")
+    spec = make_spec(server_fields, "sampling.server.context_length=40")
+    before(spec)
+    with pytest.raises(DataRefused, match=r"exceed the 40 that the server is started for"):
+        run(spec, "sample")
+
+
+@pytest.mark.parametrize(
+    ("override", "message"),
+    [
+        ("objective.gradient=response_adapter", "response_adapter samples with the adapter off on the prompt"),
+        ("sampling.temperature=0.0", "sampling.temperature"),
+        ("sampling.temperature=1.0e-7", "samples greedily"),
+        ("sampling.server.nodes=3", "do not divide over 3 nodes"),
+        ("sampling.engine=transformers", "server is only for engine sglang"),
+        ("sampling.max_total_tokens=5", "must not be below max_response_tokens"),
+        ("sampling.faithfulness.share=0.0", "sampling.faithfulness.share"),
+        ("sampling.server.memory_fraction=1.0", "sampling.server.memory_fraction"),
+    ],
+)
+def test_a_specification_that_cannot_be_sampled_is_refused(
+    server_fields: dict[str, Any], override: str, message: str
+) -> None:
+    with pytest.raises(SpecError, match=message):
+        make_spec(json.loads(json.dumps(server_fields)), override)
+
+
+def test_another_node_runs_its_rank_until_node_0_is_done(
+    server_fields: dict[str, Any], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    port = free_port()
+    server_fields["sampling"]["server"] |= {
+        "nodes": 2,
+        "tensor_parallel": 2,
+        "port": port,
+        "rendezvous_port": free_port(),
+    }
+    path = tmp_path / "nodes.yaml"
+    path.write_text(json.dumps(server_fields), encoding="utf-8")
+    spec = make_spec(server_fields)
+    before(spec)
+    command = [sys.executable, "-m", "longstraw_core.cli", "sampler-node", str(path), "--rank", "1"]
+    follower = subprocess.Popen([*command, "--leader", "127.0.0.1"], stderr=subprocess.PIPE, text=True)
+    monkeypatch.setenv("LONGSTRAW_NODE_RANK", "0")
+    monkeypatch.setenv("LONGSTRAW_NODE_LEADER", "127.0.0.1")
+    monkeypatch.setenv("FAKE_SGLANG_TOKEN_SECONDS", "0.05")
+    outcome = run(spec, "sample")
+    assert len(rollouts_of(spec, outcome)) == 16
+    _, errors = follower.communicate(timeout=120)
+    assert follower.returncode == 0, errors
+    assert "leader_gone" in errors
+    refused = subprocess.run([*command[:-1], "2", "--leader", "h"], capture_output=True, text=True, check=False)
+    assert refused.returncode == 2
+    assert "has a rank from 1 to sampling.server.nodes - 1" in refused.stderr
