@@ -1,6 +1,7 @@
 """The `glm_moe_dsa` family (GLM-5 … GLM-5.2): binds a Hugging Face model's modules to layers the engine can run."""
 
 import itertools
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -159,3 +160,12 @@ class GlmFamily:
                 raise SpecError(f"{name} names {len(kinds)} layers, the model has {config.num_hidden_layers}")
         if config.indexer_types[0] != "full":
             raise SpecError("indexer_types: the first layer must be 'full', there is no selection it could share")
+        for name, most in (
+            ("index_topk", math.inf),
+            ("num_experts_per_tok", config.n_routed_experts),
+            ("topk_group", config.n_group),
+        ):
+            if not 1 <= getattr(config, name) <= most:
+                raise SpecError(f"{name} is {getattr(config, name)}: it must be from 1 to {most:g}")
+        if config.n_group < 1 or config.n_routed_experts % config.n_group != 0:
+            raise SpecError(f"n_group is {config.n_group}: it must divide the {config.n_routed_experts} routed experts")

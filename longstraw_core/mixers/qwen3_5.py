@@ -67,6 +67,8 @@ class Qwen35Family:
         rope = config.rope_parameters
         head_dim = text.config.head_dim
         rotary_dim = int(head_dim * rope.get("partial_rotary_factor", 1.0))
+        if not 2 <= rotary_dim <= head_dim:
+            raise SpecError(f"rope parameter 'partial_rotary_factor' turns {rotary_dim} of {head_dim} channels")
         self._inverse, self._amplitude = rotary_frequencies(rope, rotary_dim, self.device)
         self.state_device = self.device
         self.traffic = TrafficMeter()

@@ -32,6 +32,7 @@ def rotary_frequencies(
         SpecError: the rope type, or a parameter of it, is not supported.
     """
     kind = parameters.get("rope_type", "default")
+    _require_at_least(parameters, "rope_theta", 1.0)
     inverse = inverse_frequencies(parameters["rope_theta"], rotary_dim, device)
     if kind == "default":
         return inverse, 1.0
@@ -40,6 +41,8 @@ def rotary_frequencies(
     unknown = {key for key, value in parameters.items() if value is not None} - _YARN_KEYS - _COMMON_KEYS
     if unknown:
         raise SpecError(f"rope parameter {min(unknown)!r} is not supported with rope type 'yarn'")
+    _require_at_least(parameters, "factor", 1.0)
+    _require_at_least(parameters, "original_max_position_embeddings", 1.0)
     factor = parameters["factor"]
     amplitude = parameters.get("attention_factor")
     if amplitude is None:
@@ -52,6 +55,12 @@ def rotary_frequencies(
         beta_slow=parameters.get("beta_slow") or 1.0,
     ).to(device)
     return inverse * own_F + inverse / factor * (1.0 - own_F), float(amplitude)
+
+
+def _require_at_least(parameters: Mapping[str, Any], name: str, least: float) -> None:
+    value = parameters.get(name)
+    if isinstance(value, bool) or not isinstance(value, int | float) or not least <= value < math.inf:
+        raise SpecError(f"rope parameter {name!r} is {value!r:.40}: it must be a number of at least {least:g}")
 
 
 def _share_of_own_frequency(

@@ -9,14 +9,17 @@ from longstraw_core.spec.model import FiniteFloat, PositiveCount, StrictModel, T
 from longstraw_core.spec.parse import describe_validation_errors
 from longstraw_core.spec.transaction import UnitFloat
 
-LogProbability = Annotated[FiniteFloat, Field(le=0.0)]
+_LARGEST_FLOAT32 = 3.4028234663852886e38
+Float32 = Annotated[FiniteFloat, Field(ge=-_LARGEST_FLOAT32, le=_LARGEST_FLOAT32)]
+"""A number that is finite in the precision that losses are computed in."""
+LogProbability = Annotated[Float32, Field(le=0.0)]
 
 
 class BatchResponse(StrictModel):
     """One response."""
 
     token_ids: Annotated[tuple[TokenId, ...], Field(min_length=1)]
-    advantage: FiniteFloat
+    advantage: Float32
     old_logprobs: tuple[LogProbability, ...] | None = None
     """Log-probabilities before the update; null means on-policy (the ratio is 1)."""
 
@@ -32,7 +35,7 @@ class GradientBatch(StrictModel):
 
     prompt_token_ids: Annotated[tuple[TokenId, ...], Field(min_length=1)]
     responses: Annotated[tuple[BatchResponse, ...], Field(min_length=1)]
-    clip: tuple[UnitFloat, Annotated[FiniteFloat, Field(ge=0.0)]] = (0.2, 0.2)
+    clip: tuple[UnitFloat, Annotated[Float32, Field(ge=0.0)]] = (0.2, 0.2)
     """How far the ratio may fall below and rise above 1."""
     aggregation: Literal["sequence_mean", "token_mean", "dr_grpo"] = "sequence_mean"
     """`sequence_mean`: mean over responses of each response's mean; `token_mean`: mean over all tokens;
@@ -53,14 +56,24 @@ def parse_gradient_batch(content: bytes, source: str) -> GradientBatch:
     Raises:
         SpecError: not JSON, or a wrong field; one line, about the first fault.
     """
-    from json import JSONDecodeError, loads
+    from json import loads
 
     def refuse(name: str) -> Any:
         raise SpecError(f"{source}: {name} is not a JSON number; every number must be finite")
 
+    def unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+        fields: dict[str, Any] = {}
+        for name, value in pairs:
+            if name in fields:
+                raise SpecError(f"{source}: {name!r:.40} appears twice in one object; keep one")
+            if not name.isprintable():
+                raise SpecError(f"{source}: unknown field {name!r:.40}")
+            fields[name] = value
+        return fields
+
     try:
-        value = loads(content, parse_constant=refuse)
-    except (JSONDecodeError, UnicodeDecodeError, RecursionError) as error:
+        value = loads(content, parse_constant=refuse, object_pairs_hook=unique)
+    except (ValueError, RecursionError) as error:  # ValueError: JSON, UTF-8, or an integer of too many digits
         raise SpecError(f"{source}: cannot be read as JSON: {error}") from error
     try:
         return GradientBatch.model_validate_json(content, strict=True)

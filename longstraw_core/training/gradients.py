@@ -129,7 +129,7 @@ def _model_spec(model: Path, dtype: str) -> ModelSpec:
         raise SpecError(f"{model}: has no config.json; point at a Hugging Face snapshot directory")
     try:
         config = AutoConfig.from_pretrained(model, local_files_only=True)
-    except (OSError, ValueError, KeyError, AttributeError) as error:
+    except Exception as error:  # transformers raises many types here, from OSError to those of its own validation
         raise SpecError(f"{model}/config.json: cannot be read: {' '.join(str(error).split())[:200]}") from error
     families: tuple[Family, ...] = get_args(Family)
     family = next((name for name in families if config.model_type in (name, name.removesuffix("_text"))), None)

@@ -2,6 +2,7 @@
 
 import contextlib
 import json
+import sys
 import warnings
 from collections.abc import Iterator
 from pathlib import Path
@@ -43,6 +44,30 @@ EXPERTS = ("experts.down_proj", "experts.gate_up_proj")
 PRESETS = {"attention": ATTENTION, "attention+mlp": ATTENTION + MLP, "all": ATTENTION + MLP + EXPERTS}
 """Names of each preset over all families; a model takes those it has. `MLP` are dense and shared-expert networks,
 `EXPERTS` the fused parameters of the routed experts."""
+_PLAIN_FIELDS = {
+    "auto_mapping",
+    "base_model_name_or_path",
+    "bias",
+    "inference_mode",
+    "init_lora_weights",
+    "lora_alpha",
+    "lora_dropout",
+    "megatron_core",
+    "peft_type",
+    "peft_version",
+    "qalora_group_size",
+    "r",
+    "revision",
+    "target_modules",
+    "target_parameters",
+    "task_type",
+}
+"""Fields of a plain adapter's configuration; any other one that is set makes it compute something else than
+x W^T + alpha / r x A^T B^T, or on other modules."""
+_PLAIN_STARTS = (True, False, "eva", "gaussian", "orthogonal")
+"""Values of `init_lora_weights` that leave the base model as it is."""
+_MAX_RANK = 512
+_WEIGHT_DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
 NEVER_TRAINED = {
     "wq_b": "the indexer chooses without a gradient",
     "wk": "the indexer chooses without a gradient",
@@ -209,15 +234,19 @@ def _read_config(directory: Path) -> dict[str, Any]:
     path = directory / CONFIG_NAME
     try:
         fields = json.loads(path.read_bytes())
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise SpecError(f"{path}: no readable adapter configuration: {error}") from error
-    if not isinstance(fields, dict) or fields.get("peft_type") != "LORA":
+    if not isinstance(fields, dict):
+        raise SpecError(f"{path}: no readable adapter configuration: it must be a JSON object")
+    if fields.get("peft_type") != "LORA":
         raise SpecError(f"{path}: peft_type is {fields.get('peft_type')!r}, only LORA adapters are supported")
-    for key in ("use_dora", "use_rslora", "modules_to_save", "rank_pattern", "alpha_pattern"):
-        if fields.get(key):
-            raise SpecError(f"{path}: {key} is not supported")
     if fields.get("lora_dropout", 0.0) or fields.get("bias", "none") != "none":
         raise SpecError(f"{path}: lora_dropout must be 0 and bias must be 'none'")
+    for key in sorted(key for key, value in fields.items() if value and key not in _PLAIN_FIELDS):
+        raise SpecError(f"{path}: {key} is not supported")
+    start = fields.get("init_lora_weights", True)
+    if start not in _PLAIN_STARTS:
+        raise SpecError(f"{path}: init_lora_weights {start!r} changes the base model's weights, which is not supported")
     targets = fields.get("target_modules")
     if not isinstance(targets, list) or not all(isinstance(name, str) for name in targets):
         raise SpecError(f"{path}: target_modules must be a list of module names")
@@ -227,9 +256,17 @@ def _read_config(directory: Path) -> dict[str, Any]:
         raise SpecError(f"{path}: target_parameters must be a list of {', '.join(known)}")
     if not targets and not parameters:
         raise SpecError(f"{path}: target_modules must be a list of module names")
-    if not isinstance(fields.get("r"), int) or not isinstance(fields.get("lora_alpha"), int | float):
-        raise SpecError(f"{path}: r and lora_alpha must be numbers")
+    rank, alpha = fields.get("r"), fields.get("lora_alpha")
+    if type(rank) is not int or not 1 <= rank <= _MAX_RANK:
+        raise SpecError(f"{path}: r is {_shown(rank)}, it must be a whole number from 1 to {_MAX_RANK}")
+    finite = isinstance(alpha, int | float) and not isinstance(alpha, bool) and 0.0 < alpha <= sys.float_info.max
+    if not finite:
+        raise SpecError(f"{path}: lora_alpha is {_shown(alpha)}, it must be a positive finite number")
     return fields
+
+
+def _shown(value: object) -> str:
+    return f"{value!r:.40}"
 
 
 def load_adapter(
@@ -267,7 +304,8 @@ def load_adapter_tensors(model: PeftModel, directory: Path, *, experts: RankGrou
     """Copy stored weights into an adapter that is already injected; of experts, those that this rank holds.
 
     Raises:
-        SpecError: a tensor is missing, unexpected, or of another shape or rank than this model needs; names it.
+        SpecError: a tensor is missing, unexpected, not floating point, or of another shape or rank than this model
+            needs; names it.
         IntegrityError: the weights are not a safetensors file, or not finite.
     """
     path = directory / WEIGHTS_NAME
@@ -284,6 +322,8 @@ def load_adapter_tensors(model: PeftModel, directory: Path, *, experts: RankGrou
             raise SpecError(f"{path}: tensor {name} has shape {shapes[name]}, this model needs {needed}")
     stored = load_file(path)
     for name in parameters:
+        if stored[name].dtype not in _WEIGHT_DTYPES:
+            raise SpecError(f"{path}: tensor {name} is stored as {stored[name].dtype}, weights must be floating point")
         if not torch.isfinite(stored[name]).all():
             raise IntegrityError(f"{path}: tensor {name} contains values that are not finite")
     with torch.no_grad():

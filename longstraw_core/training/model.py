@@ -6,7 +6,6 @@ from typing import Any
 
 import torch
 from peft import PeftModel
-from safetensors import SafetensorError
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from longstraw_core.mixers.exchange.rank_group import ALONE, RankGroup
@@ -45,10 +44,12 @@ def load_base_model(
         raise SpecError(f"model.snapshot: {snapshot_dir} has no config.json")
     try:
         config = AutoConfig.from_pretrained(snapshot_dir, local_files_only=True)
-    except (OSError, ValueError, KeyError) as error:
+    except Exception as error:  # transformers raises many types here, from OSError to those of its own validation
         raise SpecError(f"model.snapshot: {snapshot_dir}/config.json cannot be read: {_first_line(error)}") from error
     if config.model_type not in (model_spec.family, model_spec.family.removesuffix("_text")):
         raise SpecError(f"model.snapshot: {snapshot_dir} is a {config.model_type} model, not {model_spec.family}")
+    if getattr(config, "quantization_config", None) is not None:
+        raise SpecError(f"model.snapshot: {snapshot_dir} is quantised; use the snapshot in bfloat16 or float32")
     if model_spec.rope_scaling is not None:
         _scale_positions(config.get_text_config(), model_spec.rope_scaling)
     if experts.size > 1 and getattr(config, "n_routed_experts", 0):
@@ -67,7 +68,7 @@ def load_base_model(
             ignore_mismatched_sizes=True,
             output_loading_info=True,
         )
-    except (OSError, RuntimeError, ValueError, SafetensorError) as error:
+    except Exception as error:  # a configuration of odd values makes the constructors of transformers raise anything
         raise IntegrityError(f"model.snapshot: {snapshot_dir} cannot be loaded: {_first_line(error)}") from error
     model, report = loaded
     for name in sorted(report["missing_keys"]):
@@ -123,4 +124,6 @@ def _scale_positions(config: Any, scaling: YarnScaling) -> None:
 
 
 def _first_line(error: BaseException) -> str:
-    return (str(error).strip().splitlines() or [type(error).__name__])[0]
+    lines = str(error).strip().splitlines() or [""]
+    known = isinstance(error, OSError | ValueError | RuntimeError)
+    return lines[0] if known and lines[0] else f"{type(error).__name__}: {' '.join(' '.join(lines).split())[:200]}"

@@ -1,6 +1,7 @@
 """`longstraw gradients`: equal to conventional training, and every bad input one line with exit code 2."""
 
 import json
+import os
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -116,6 +117,10 @@ def change_config(root: Path, **changes: Any) -> None:
     path.write_text(json.dumps(json.loads(path.read_text()) | changes))
 
 
+def replace(path: Path, content: bytes) -> None:
+    path.write_bytes(content)
+
+
 def other_rank(root: Path) -> None:
     path = root / "adapter" / "adapter_config.json"
     path.write_text(json.dumps(json.loads(path.read_text()) | {"r": 4}))
@@ -147,6 +152,36 @@ DAMAGE: dict[str, tuple[Callable[[Path], None], str]] = {
             rope_parameters={"rope_type": "linear", "factor": 2.0, "rope_theta": 1e4, "partial_rotary_factor": 0.25},
         ),
         "rope type 'linear'",
+    ),
+    "rope theta that is no number": (
+        lambda root: change_config(
+            root, rope_parameters={"rope_type": "default", "rope_theta": "many", "partial_rotary_factor": 0.25}
+        ),
+        "cannot be loaded",
+    ),
+    "layer types of fewer layers": (lambda root: change_config(root, layer_types=["full_attention"]), "config.json"),
+    "a size that is no number": (lambda root: change_config(root, hidden_size="wide"), "hidden_size"),
+    "configuration that is no object": (lambda root: replace(root / "model/config.json", b"null"), "config.json"),
+    "configuration nested too deep": (
+        lambda root: replace(root / "model/config.json", b"[" * 100_000),
+        "config.json",
+    ),
+    "unknown activation": (lambda root: change_config(root, hidden_act="zzz"), "zzz"),
+    "quantised snapshot": (
+        lambda root: change_config(root, quantization_config={"quant_method": "fp8"}),
+        "is quantised",
+    ),
+    "adapter configuration that is no object": (
+        lambda root: replace(root / "adapter/adapter_config.json", b"[]"),
+        "must be a JSON object",
+    ),
+    "adapter configuration nested too deep": (
+        lambda root: replace(root / "adapter/adapter_config.json", b"[" * 100_000),
+        "no readable adapter configuration",
+    ),
+    "integer adapter tensor": (
+        lambda root: change_tensor(root / ADAPTER, "q_proj.lora_A", lambda x: x.to(torch.int32)),
+        "is stored as torch.int32",
     ),
     "another model type": (lambda root: change_config(root, model_type="qwen3"), "model type 'qwen3'"),
     "no model": (lambda root: shutil.rmtree(root / "model"), "config.json"),
@@ -193,12 +228,35 @@ def test_damaged_or_foreign_files_are_refused(stored: Path, tmp_path: Path, dama
         ('{"prompt_token_ids": [1], "responses": [{"token_ids": [1], "advantage": NaN}]}', [], "NaN"),
         (batch_fields(), ["--cp", "3", "--ep", "2"], "--ep 2: does not divide --cp 3"),
         (batch_fields(), ["--ep", "4"], "--ep 4"),
+        (batch_fields(), ["--out", "{root}/model/model.safetensors"], "belongs to the input"),
+        (batch_fields(), ["--out", "{root}/adapter/gradients.safetensors"], "belongs to the input"),
+        (batch_fields(), ["--out", "{tmp}/batch.json"], "belongs to the input"),
+        (batch_fields(), ["--out", "{tmp}/batch.json/gradients.safetensors"], "is not a directory"),
     ],
 )
 def test_a_bad_batch_or_option_is_refused(
     stored: Path, tmp_path: Path, batch: Any, options: list[str], message: str
 ) -> None:
-    refused(invoke(stored, tmp_path, batch, *options), message, tmp_path)
+    given = [option.format(root=stored, tmp=tmp_path) for option in options]
+    refused(invoke(stored, tmp_path, batch, *given), message, tmp_path)
+
+
+@pytest.mark.usefixtures("no_pages")
+def test_an_output_that_is_no_regular_file_is_refused_and_stays(stored: Path, tmp_path: Path) -> None:
+    """As root a rename onto a device node succeeds: `--out /dev/null` would have replaced it for everybody."""
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    (tmp_path / "link").symlink_to(pipe)
+    for place in (pipe, tmp_path / "link"):
+        refused(invoke(stored, tmp_path, batch_fields(), "--out", str(place)), "is not a regular file", tmp_path)
+        assert pipe.is_fifo()
+
+
+@pytest.mark.usefixtures("no_pages")
+def test_a_chunk_no_integer_of_a_layout_holds_is_refused(stored: Path, tmp_path: Path) -> None:
+    result = invoke(stored, tmp_path, batch_fields(), "--chunk", str(2**63))
+    assert result.exit_code == 2
+    assert "--chunk" in result.output
 
 
 def test_a_file_that_was_there_stays_when_the_command_fails(stored: Path, tmp_path: Path) -> None:

@@ -45,6 +45,16 @@ def test_a_batch_is_read_as_it_is_written() -> None:
         ('{"prompt_token_ids": [1], "responses": [{"advantage": 1}]}', "required field is missing"),
         ('{"prompt_token_ids": [1], "respones": []}', "missing"),
         (json.dumps(GOOD | {"clip": [1.5, 0.2]}), "clip"),
+        (json.dumps(GOOD | {"clip": [0.2, 1e39]}), "clip[1]"),
+        (json.dumps(GOOD | {"responses": [{"token_ids": [1], "advantage": -1e39}]}), "responses[0].advantage"),
+        (
+            json.dumps(GOOD | {"responses": [{"token_ids": [1], "advantage": 1, "old_logprobs": [-1e39]}]}),
+            "responses[0].old_logprobs[0]",
+        ),
+        ('{"prompt_token_ids": [1], "prompt_token_ids": [2], "responses": []}', "'prompt_token_ids' appears twice"),
+        ('{"responses": [{"token_ids": [1], "advantage": 1, "advantage": 2}]}', "'advantage' appears twice"),
+        ('{"prompt_token_ids": [' + "9" * 5000 + "]}", "cannot be read as JSON"),
+        ('{"a\\nb\\u001b[31m": 1}', "unknown field 'a\\nb"),
         (json.dumps(GOOD | {"aggregation": "mean"}), "aggregation"),
         (json.dumps(GOOD | {"aggregation": "dr_grpo"}), "max_response_tokens"),
         (

@@ -154,13 +154,36 @@ def test_a_damaged_adapter_is_refused_by_tensor(tmp_path: Path, change: str, mes
 
 @pytest.mark.parametrize(
     ("field", "value"),
-    [("use_dora", True), ("peft_type", "LOHA"), ("lora_dropout", 0.1), ("target_modules", "all-linear"), ("r", None)],
+    [
+        ("use_dora", True),
+        ("peft_type", "LOHA"),
+        ("lora_dropout", 0.1),
+        ("target_modules", "all-linear"),
+        ("r", None),
+        ("r", True),
+        ("r", 0),
+        ("r", 2**40),
+        ("lora_alpha", 0),
+        ("lora_alpha", float("nan")),
+        ("lora_alpha", float("inf")),
+        ("lora_alpha", 10**400),
+        ("lora_alpha", True),
+        ("init_lora_weights", "pissa_niter_4"),
+        # fields that give the same tensors another meaning
+        ("alora_invocation_tokens", [1, 2]),
+        ("layer_replication", [[0, 2]]),
+        ("layers_to_transform", [0]),
+        ("exclude_modules", ["q_proj"]),
+        ("use_bdlora", {"nblocks": 2}),
+        ("kasa_config", {"beta": 1.0}),
+        ("a_field_of_a_later_peft", True),
+    ],
 )
 def test_an_unsupported_configuration_is_refused(tmp_path: Path, field: str, value: object) -> None:
     save_adapter(adapter_with_weights(LoraSpec(rank=3)), tmp_path)
     path = tmp_path / "adapter_config.json"
     path.write_text(json.dumps(json.loads(path.read_text()) | {field: value}))
-    with pytest.raises(SpecError, match=r"adapter_config.json"):
+    with pytest.raises(SpecError, match=rf"adapter_config.json.*{'alpha' if field == 'lora_alpha' else field}"):
         load_adapter(tiny_base(LAYERS), tmp_path)
 
 

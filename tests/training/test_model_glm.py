@@ -1,5 +1,7 @@
 """Loading GLM snapshots, one update, and the size of the resident state from the configuration alone."""
 
+import json
+import shutil
 from pathlib import Path
 
 import pytest
@@ -73,6 +75,26 @@ def test_an_incomplete_snapshot_is_refused_by_tensor(snapshot: Path, tmp_path: P
     del tensors[name]
     save_file(tensors, tmp_path / "model.safetensors", metadata={"format": "pt"})
     with pytest.raises(IntegrityError, match=r"lacks tensor .*layers\.3\.self_attn\.indexer\.wk\.weight"):
+        load_base_model(tmp_path, SPEC)
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("index_topk", 0),
+        ("index_topk", -1),
+        ("num_experts_per_tok", 0),
+        ("num_experts_per_tok", 10_000),
+        ("n_group", 3),
+    ],
+)
+def test_choices_that_cannot_be_made_are_refused_by_name(
+    snapshot: Path, tmp_path: Path, field: str, value: int
+) -> None:
+    fields = json.loads((snapshot / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps(fields | {field: value}))
+    shutil.copy(snapshot / "model.safetensors", tmp_path)
+    with pytest.raises(SpecError, match=f"{field} is {value}"):
         load_base_model(tmp_path, SPEC)
 
 

@@ -17,6 +17,7 @@ from longstraw_core.cli.output import (
 )
 from longstraw_core.spec import SpecError, canonical_json
 from longstraw_core.spec.gradient_batch import parse_gradient_batch
+from longstraw_core.spec.model import MAX_JSON_INTEGER
 from longstraw_core.spec.receipts import GradientMode
 from longstraw_core.spec.transaction import LayoutSpec
 
@@ -32,7 +33,13 @@ EXAMPLE = (
 @click.option("--batch", type=click.Path(path_type=Path), required=True, help="JSON file: one prompt, its responses.")
 @click.option("--gradient", type=click.Choice(get_args(GradientMode)), required=True)
 @click.option("--out", type=click.Path(path_type=Path), required=True, help="Safetensors file to write.")
-@click.option("--chunk", type=click.IntRange(min=1), default=2048, show_default=True, help="Prompt tokens at once.")
+@click.option(
+    "--chunk",
+    type=click.IntRange(1, MAX_JSON_INTEGER),
+    default=2048,
+    show_default=True,
+    help="Prompt tokens at once.",
+)
 @click.option("--cp", type=click.IntRange(min=1), default=1, show_default=True, help="Context-parallel ranks.")
 @click.option("--ep", type=click.IntRange(min=1), default=1, show_default=True, help="Expert-parallel ranks.")
 @click.option(
@@ -74,8 +81,7 @@ def gradients_command(
         parse_gradient_batch(content, str(batch))
     except OSError as error:
         raise SpecError(f"{batch}: {error.strerror}") from error
-    if out.is_dir():
-        raise SpecError(f"--out {out}: is a directory; name a file")
+    _admit_out(out, inputs=(model, adapter, batch))
     quiet_libraries()
 
     from longstraw_core.stages.whole_file import write_whole
@@ -125,3 +131,17 @@ def gradients_command(
         )
     )
     click.echo("  ".join(f"{phase.name} {human_seconds(phase.seconds)}" for phase in result.phases))
+
+
+def _admit_out(out: Path, *, inputs: tuple[Path, ...]) -> None:
+    """Refuse a place that is no file of its own: it would be replaced, be it an input or a device such as /dev/null."""
+    if out.is_dir():
+        raise SpecError(f"--out {out}: is a directory; name a file")
+    if out.exists() and (out.is_symlink() or not out.is_file()):
+        raise SpecError(f"--out {out}: is not a regular file, and would be replaced by one; name another file")
+    above = next(parent for parent in out.absolute().parents if parent.exists())
+    if not above.is_dir():
+        raise SpecError(f"--out {out}: {above} is not a directory")
+    for path in inputs:
+        if out.resolve() == path.resolve() or path.resolve() in out.resolve().parents:
+            raise SpecError(f"--out {out}: belongs to the input {path}; name a file outside of it")

@@ -11,6 +11,7 @@ import click
 from longstraw_core.cli.command import output_option, quiet_libraries, reports_errors
 from longstraw_core.cli.output import OutputFormat, console, make_table, print_json
 from longstraw_core.spec import NumericError, SpecError
+from longstraw_core.spec.model import MAX_JSON_INTEGER
 from longstraw_core.spec.receipts import GradientMode
 from longstraw_core.spec.transaction import Family, TargetPreset
 
@@ -25,8 +26,12 @@ EXAMPLE = "Example: longstraw parity --family qwen3_5_text --gradient exact --pr
     "--responses", default="64,1,33,2", show_default=True, metavar="N,N,…", help="Tokens of each response, repeated."
 )
 @click.option("--group", type=click.IntRange(min=1), help="Responses in the group (default: as many as --responses).")
-@click.option("--chunk", type=click.IntRange(min=1), default=100, show_default=True, help="Prompt tokens at once.")
-@click.option("--page", type=click.IntRange(min=1), default=48, show_default=True, help="Tokens per resident page.")
+@click.option(
+    "--chunk", type=click.IntRange(1, MAX_JSON_INTEGER), default=100, show_default=True, help="Prompt tokens at once."
+)
+@click.option(
+    "--page", type=click.IntRange(1, 1 << 20), default=48, show_default=True, help="Tokens per resident page."
+)
 @click.option("--layers", type=click.IntRange(min=1), default=8, show_default=True)
 @click.option("--seed", type=click.IntRange(0, 2**31 - 1), default=0, show_default=True)
 @click.option("--dtype", type=click.Choice(["float32", "bfloat16"]), default="float32", show_default=True)
