@@ -47,7 +47,7 @@ def printable(text: str) -> str:
 
 def console() -> Console:
     """Standard output for people; no colour codes, and room for a wide table, where it is not a terminal."""
-    return Console(highlight=False, soft_wrap=True, width=None if sys.stdout.isatty() else PIPE_WIDTH)
+    return Console(highlight=False, emoji=False, soft_wrap=True, width=None if sys.stdout.isatty() else PIPE_WIDTH)
 
 
 def make_table(columns: Sequence[str], rows: Sequence[Sequence[object]], title: str | None = None) -> Table:

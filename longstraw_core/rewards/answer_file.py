@@ -25,7 +25,7 @@ def read_answers(path: Path) -> Iterator[AnsweredRow]:
     """Yield every row of the file, one at a time.
 
     Raises:
-        SpecError: the file cannot be opened.
+        SpecError: it cannot be opened, or is a pipe: the file is read once to check it and once more to score it.
         DataRefused: a line is no object with an id and a response; the message names the line.
     """
     try:
@@ -33,6 +33,8 @@ def read_answers(path: Path) -> Iterator[AnsweredRow]:
     except OSError as error:
         raise SpecError(f"{path}: {error.strerror}; --in must name a JSONL file") from error
     with stream:
+        if not stream.seekable():
+            raise SpecError(f"{path}: a pipe, which can be read only once; --in must name a file")
         number = 0
         while line := stream.readline(MAX_LINE_BYTES + 1):
             number += 1

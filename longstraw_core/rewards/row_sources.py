@@ -183,7 +183,7 @@ class ParquetSource:
             with parquet.ParquetFile(str(self._path)) as file:
                 present = [name for name in cast(Any, file).schema_arrow.names if name in columns]
                 yield from cast(Any, file).iter_batches(batch_size=PARQUET_BATCH_ROWS, columns=present)
-        except (pyarrow.ArrowException, OSError) as error:
+        except (pyarrow.ArrowException, OSError, ValueError) as error:  # ValueError: a name in the footer is not UTF-8
             raise self._unreadable(error) from error
 
     def _values(self, batch: Any) -> list[dict[str, Any]]:

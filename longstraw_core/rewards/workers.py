@@ -7,10 +7,12 @@ returns depends on the task alone, not on the order of tasks or the number of wo
 import json
 import os
 import selectors
+import signal
 import subprocess
 import sys
 import time
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
@@ -113,6 +115,7 @@ class WorkerPool:
                 stdout=subprocess.PIPE,
                 env=environment,
                 bufsize=0,
+                process_group=0,  # so that what a plug-in started ends with its worker
             )
         except OSError as error:
             raise Retryable(f"a reward worker could not be started: {error}") from error
@@ -188,7 +191,9 @@ def _pipe(pipe: IO[bytes] | None) -> IO[bytes]:
 
 
 def _end(worker: _Worker) -> None:
-    worker.process.kill()
+    with suppress(ProcessLookupError):
+        # the worker is not yet waited for, so no other process can have its number
+        os.killpg(worker.process.pid, signal.SIGKILL)
     worker.process.wait()
     for pipe in (worker.process.stdin, worker.process.stdout):
         if pipe is not None:

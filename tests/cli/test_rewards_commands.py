@@ -1,6 +1,7 @@
 """`longstraw rewards` as people and scripts use it, and every command that docs/rewards.md shows."""
 
 import json
+import os
 import re
 import shlex
 from pathlib import Path
@@ -32,6 +33,25 @@ def test_every_command_of_the_documentation_works(command: str, monkeypatch: pyt
     result = CliRunner().invoke(main, shlex.split(command))
     assert result.exit_code == 0, result.output
     assert result.output
+
+
+def test_a_pipe_is_refused_because_the_file_is_read_twice(tmp_path: Path) -> None:
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    both_ends = os.open(pipe, os.O_RDWR)
+    try:
+        os.write(both_ends, b'{"id": 1, "response": "Answer: 1", "ground_truth": "1"}\n')
+        result = invoke("score", "--kind", "dapo_math", "--in", str(pipe))
+    finally:
+        os.close(both_ends)
+    assert result.exit_code == 2
+    assert "a pipe" in result.output
+
+
+def test_the_summary_names_the_rule_as_it_is_written(tmp_path: Path) -> None:
+    path = answers(tmp_path, {"id": 1, "response": "Answer: 1", "ground_truth": "1"})
+    result = invoke("score", "--kind", "dapo_math", "--in", path)
+    assert "dapo_math:label: 1 of 1 correct" in result.output
 
 
 def test_the_documentation_shows_commands() -> None:

@@ -1,5 +1,9 @@
 """A team's own reward runs in killable workers: it may print, raise, hang and die, and is refused early when absent."""
 
+import fcntl
+import time
+from pathlib import Path
+
 import pytest
 
 from longstraw_core.rewards.plug_in import PlugInScorer
@@ -86,6 +90,24 @@ def test_a_child_that_a_function_leaves_behind_answers_for_nobody() -> None:
     with scorer("forks") as plug_in:
         first, second = plug_in.judge([("fork", "42"), ("x", "42")])
     assert (first.reward, second.reward) == (0.5, -0.9)
+
+
+def test_what_a_function_started_ends_with_its_worker(tmp_path: Path) -> None:
+    locked = tmp_path / "locked"
+    locked.touch()
+    with locked.open("rb") as file:
+        with scorer("leaves_a_child") as plug_in:
+            (verdict,) = plug_in.judge([(str(locked), "42")])
+            assert verdict.reward == 1.0
+            with pytest.raises(BlockingIOError):
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        for _ in range(300):  # the kernel releases the lock of a killed process a moment later
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                return
+            except BlockingIOError:
+                time.sleep(0.1)
+    pytest.fail("the child is still alive")
 
 
 def test_a_number_of_another_library_is_a_number() -> None:

@@ -148,6 +148,17 @@ def test_a_broken_parquet_file_is_refused(tmp_path: Path) -> None:
         audited(path)
 
 
+def test_a_parquet_file_with_a_broken_column_name_is_refused(tmp_path: Path) -> None:
+    import pyarrow
+    from pyarrow import parquet
+
+    path = tmp_path / "rows.parquet"
+    parquet.write_table(pyarrow.Table.from_pylist([question(1)]), str(path))
+    path.write_bytes(path.read_bytes().replace(b"ability", b"\xffbility"))
+    with pytest.raises(DataRefused, match=r"rows\.data: cannot be read as Parquet"):
+        audited(path)
+
+
 def test_text_that_is_not_utf8_and_times_beyond_python_are_refused(tmp_path: Path) -> None:
     import pyarrow
     from pyarrow import parquet

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Sequence
 from itertools import product as combinations
 
 from longstraw_core.rewards.math_answers import normal_form
-from longstraw_core.rewards.math_answers.expression import INFINITY, NUMBER_SETS, Node, symbols_of
+from longstraw_core.rewards.math_answers.expression import INFINITY, NUMBER_SETS, Node, number, symbols_of
 from longstraw_core.rewards.math_answers.limits import MAX_VALUES, OverLimit, Unreadable
 from longstraw_core.rewards.math_answers.real_sets import real_set, same_set
 
@@ -130,6 +130,8 @@ class _Comparison:
         if answer.operation != "list":
             return _all(self.same(part, answer) for part in truth.parts) if truth.name == "" and truth.parts else False
         names = {truth.name, answer.name}
+        if names == {":"}:
+            return self._ratios(truth.parts, answer.parts)
         if "{}" in names:
             if not names <= {"{}", ""}:
                 return False
@@ -141,6 +143,21 @@ class _Comparison:
         if len(names) == 2 and "" not in names:
             return False
         return _all(self.same(left, right) for left, right in zip(truth.parts, answer.parts, strict=True))
+
+    def _ratios(self, truth: Sequence[Node], answer: Sequence[Node]) -> Outcome:
+        """Compare `2:4:6` with `1:2:3`: cross products agree, and zeros stand in the same places."""
+        if len(truth) != len(answer):
+            return False
+        pairs = list(zip(truth, answer, strict=True))
+        for left, right in pairs:
+            zeros = self.same(number(0), left), self.same(number(0), right)
+            if zeros[0] != zeros[1]:
+                return None if None in zeros else False
+        return _all(
+            self.same(Node("multiply", (left, other_right)), Node("multiply", (other_left, right)))
+            for place, (left, right) in enumerate(pairs)
+            for other_left, other_right in pairs[place + 1 :]
+        )
 
     def _covered(self, first: Sequence[Node], second: Sequence[Node], *, swap: bool = False) -> Outcome:
         """Whether every element of `first` is in `second`."""
@@ -253,6 +270,9 @@ def _unnamed(relation: Node) -> tuple[Node, ...]:
         parts = parts[: signs.index("\\approx") + 1]
     if set(signs) - {"=", "\\in", "\\approx"}:
         return (relation,)
+    values = [part for part in parts if not _is_bare_name(part)]
+    if set(signs) == {"="} and values and not any(symbols_of(part) for part in values):
+        return tuple(values)  # `5 = x`, `x = y = 5`
     if len(parts) > 1 and (_is_name(parts[0]) or (symbols_of(parts[0]) and _states_constant(parts))):
         parts = parts[1:]
     return tuple(parts)
@@ -282,6 +302,10 @@ def _as_real_sets(truth: Node, answer: Node) -> Outcome:
         return None if first is None or second is None else same_set(first, second)
     except Unreadable:
         return None
+
+
+def _is_bare_name(node: Node) -> bool:
+    return bool(symbols_of(node)) if node.operation == "symbol" else node.name.startswith("call ")
 
 
 def _is_name(node: Node) -> bool:

@@ -1,9 +1,10 @@
 """Finds the final answer of a response: which stretch of text states it; must not know what the text is worth.
 
 The last statement after the thinking block decides. A statement is a labelled line (`Answer: …`, `Final answer:`,
-`答案：`) or a `\\boxed{…}`; the value of an empty label may stand on the lines after it. Statements with nothing but
-connecting words between them state several values together. Without label and box, `the answer is …` counts, and a
-text that is nothing but one short line is its own answer, so extracting twice gives the same. All searches are linear.
+`答案：`, `<answer>`) or a `\\boxed{…}`; the value of an empty label may stand on the lines after it. Statements with
+nothing but connecting words between them state several values together. Without label and box, `the answer is …`
+counts, and a text that is nothing but one short line is its own answer, so extracting twice gives the same. All
+searches are linear.
 """
 
 import re
@@ -17,10 +18,11 @@ AnswerFormat = Literal["any", "label", "box"]
 
 _THINK = re.compile(r"<(/?)think(?:ing)?>", re.IGNORECASE)
 _SPECIAL_TOKEN = re.compile(r"<[|｜][^|｜<>\n]{1,48}[|｜]>|</?s>|<(?:eos|bos|pad|end_of_turn|end_of_text)>|\[/?INST\]")
+_ANSWER_TAG = re.compile(r"<(/?)answer>", re.IGNORECASE)
 _LABEL_WORDS = ("nswer", "NSWER", "答案")
 """Searched for as plain text, which is many times faster than a pattern; `a` or `A` stands before the first two."""
 _BEFORE = re.compile(r"(?:[Ff]inal|FINAL|最终)\s{0,4}$")
-_COLON_AFTER = re.compile(r"[*_`\s]{0,8}(?:\([^()\n]{0,40}\)[*_`\s]{0,4})?[:：][*_`]{0,4}~?(?:\s{0,2}\})?")
+_COLON_AFTER = re.compile(r"[是为]?[*_`\s]{0,8}(?:\([^()\n]{0,40}\)[*_`\s]{0,4})?[:：][*_`]{0,4}~?(?:\s{0,2}\})?")
 _HEADING_BEFORE = re.compile(r"(?:^|\n)[ \t]{0,8}[#*_]{1,6}[ \t]{0,4}$")
 _HEADING_AFTER = re.compile(r"[ \t*_#]{0,8}(?=\n|$)")
 _VERB_AFTER = re.compile(r"\s{1,4}(?:is|equals)(?![A-Za-z])\s{0,4}:?|[是为]")
@@ -71,6 +73,8 @@ def final_answer(response: str, answer_format: AnswerFormat = "any") -> FinalAns
         return FinalAnswer((), "unclosed_think")
     if any(mark in text for mark in ("<|", "<｜", "</s>", "<s>", "<e", "<b", "<p", "[INST", "[/INST")):
         text = _SPECIAL_TOKEN.sub("\n", text)
+    if answer_format != "box":
+        text = _tags_as_labels(text)
     boxes = find_boxes(text)
     statements: list[_Statement] = []
     if answer_format != "box":
@@ -109,6 +113,23 @@ def _after_thinking(response: str) -> str | None:
     if not marks:
         return response
     return response[marks[-1].end() :] if marks[-1][1] else None
+
+
+def _tags_as_labels(text: str) -> str:
+    """Write `<answer>…</answer>`, closed or cut off, as a labelled line; a tag that another one follows is prose."""
+    if "<a" not in text and "<A" not in text:
+        return text
+    first, *rest = _ANSWER_TAG.split(text)
+    written = [first]
+    for place in range(0, len(rest), 2):
+        closing, content = rest[place], rest[place + 1]
+        if closing:
+            written += ["\n", content]
+        elif place + 2 == len(rest) or rest[place + 2]:
+            written += ["\nAnswer: ", content if content.strip() else "\\boxed{}"]
+        else:
+            written.append(content)
+    return "".join(written)
 
 
 def _values(text: str, statement: _Statement, first: int) -> tuple[list[str], int]:

@@ -18,6 +18,8 @@ _GREEK_NAMES = (
 _GREEK = frozenset("\\" + name for name in _GREEK_NAMES.split())
 _COMMANDS_OF_ATOMS = frozenset(("\\frac", "\\sqrt", "\\cbrt", "\\binom", "\\infty", "\\emptyset", "\\{"))
 _STARTS_ATOM = frozenset(("(", "{", "letter", *_COMMANDS_OF_ATOMS, *_GREEK, *("\\" + name for name in FUNCTIONS)))
+_INVERSE = ["^", "{", "-", "1", "}", "("]
+"""Follows the name of a function in `f^{-1}(x)`."""
 _END = Token("end", "")
 
 
@@ -323,7 +325,12 @@ class _Parser:
             name += self._take().text
         if name == "i" or name == "e":
             return Node("symbol", name=name)
-        if self._peek().kind == "(" and not self._peek().spaced and name in ("f", "g", "h", "P", "F", "Q"):
+        inverse = name in ("f", "g", "h", "F") and [self._peek(place).text for place in range(6)] == _INVERSE
+        if inverse:
+            name, self._next = name + "^-1", self._next + 5
+        if self._peek().kind == "(" and (
+            inverse or (not self._peek().spaced and name in ("f", "g", "h", "P", "F", "Q"))
+        ):
             self._take()
             arguments, _ = self._items(frozenset((")",)))
             return Node("function", tuple(arguments), "call " + name)

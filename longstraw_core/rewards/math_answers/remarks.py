@@ -10,7 +10,7 @@ from fractions import Fraction
 from longstraw_core.rewards.math_answers.words import has_words, spoken_mathematics
 
 REMARK = re.compile(
-    r" ?\((?=[^()]{0,200}[A-Za-z]{2})(?!\\)| ?[,;:] (?=[A-Za-z]{2,}|i\.e|\()|\. (?=\S)|! (?=[A-Z])|"
+    r" ?\((?=[^()]{0,200}[A-Za-z]{2})(?!\\)| ?\((?= ?\\approx)| ?[,;:] (?=[A-Za-z]{2,}|i\.e|\()|\. (?=\S)|! (?=[A-Z])|"
     r" (?:since|because|as|which|where|so|when|hence|thus|therefore|if|after|from|by|for|with|using|given|while|unless"
     r"|otherwise|else|rather|instead|remainder|at|of the(?= [0-9])|out of(?= the)|is (?:the|our|my)|--?-?) "
     r"|\\because|\\implies|\\Rightarrow|\\to(?![a-z])|✓|✔|■|□"
@@ -82,16 +82,28 @@ _REASON = re.compile(
 _CONDITION = re.compile(
     r"\b(?:for|when|if|where|at|mod|modulo|step|steps|part|case|problem|question|equation|eq\.|theorem|lemma"
     r"|section|line"
-    r"|figure|page|exercise) ?\(?(?:[A-Za-z] ?(?:=|<|>|\\le|\\ge|\\ne) ?)?[-+]?[0-9]+\)?(?![0-9./])",
+    r"|figure|page|exercise) ?\(?(?:[A-Za-z] ?(?:=|<|>|\\le|\\ge|\\ne) ?)?"
+    r"[-+]?[0-9]+(?:\.[0-9]+)*\)?(?![0-9/]|\.[0-9])",
     re.IGNORECASE,
 )
 """`when n = 3`, `mod 7` and `see step 2` name numbers that are no values of the answer."""
 _OF_THEM = re.compile(r"\b(?:out )?of (?:the|these|those|all|our|its) [0-9]+\b", re.IGNORECASE)
 _NUMBER = re.compile(r"[-+]?[0-9]+(?:,[0-9]{3})*(?:\.[0-9]+)?(?:/[0-9]+)?")
+_ROUNDED = re.compile(
+    r"[ (,;]*(?:(?:or|which is|that is,?|i\.e\.,?) +)?(?:approximately|approx\.?|about|roughly|around|\\approx) *"
+    r"(?P<number>[-+]?[0-9]+(?:\.[0-9]+)?)(?: *[A-Za-z%°]+)?[ ).]*",
+    re.IGNORECASE,
+)
+"""An exact value again, rounded."""
 _VALUE_SIGN = re.compile(r"[0-9]|\\(?:frac|sqrt|pi|infty)(?![A-Za-z])")
 
 
-_VERB = re.compile(r"^(?:=|(?:is|are|equals)(?: +exactly)? +(?=\S)|(?:exactly|only|just|precisely|simply) +(?=\S))\s*")
+_VERB = re.compile(
+    r"^(?:=>?(?![<>])|[-=]+>|\\(?:therefore|implies|Rightarrow|rightarrow|Longrightarrow|to)(?![A-Za-z])"
+    r"|(?:[Ii]t|[Tt]hat)'s +|(?:is|are|equals)(?: +exactly)? +(?=\S)|(?:exactly|only|just|precisely|simply) +(?=\S))\s*"
+)
+_CALLED = re.compile(r"(?:[A-Za-z]{1,8} ?[(\[][^()\[\]=<>]{1,30}[)\]]|\[[A-Z]{2,6}\])")
+"""`Var(X)`, `P(A|B)`, `E[X]`, and the area `[ABC]`."""
 _NOT_A_FACTOR = re.compile(r"[0-9}] \((?:by|as|at|an|be|via|cf|ie|eg|[ie]\.[eg]\.?) [^()]*\)$")
 
 
@@ -115,12 +127,14 @@ def bodies(text: str) -> list[str]:
 
 
 def _after_a_name(text: str) -> str | None:
-    """Return what stands after the first `=` outside braces when a name in LaTeX stands before it."""
+    """Return what stands after the first `=` outside braces when a name in LaTeX or `name(…)` stands before it."""
     depth = 0
     for mark in re.finditer(r"\\.|[{}=,;]", text):
         depth += {"{": 1, "}": -1}.get(mark[0], 0)
         if depth == 0 and mark[0] in ("=", ",", ";"):
             name = re.sub(r"\{[^{}]*\}", "", text[: mark.start()])
+            if mark[0] == "=" and _CALLED.fullmatch(name.strip()) and not _NO_LEAD_IN.search(name):
+                return text[mark.end() :].lstrip()
             named = (
                 mark[0] == "="
                 and "\\" in name
@@ -151,6 +165,8 @@ def may_be_left_out(
         )
     if not _VALUE_SIGN.search(remark):
         return not re.search(r"\bor [a-z]\b", remark)
+    if rounded := _ROUNDED.fullmatch(remark):
+        return value is None or _rounds_to(value, rounded["number"])
     again = _SAME_AGAIN.match(remark)
     if again is not None:
         rest = remark[again.end() :].rstrip(" ).")
@@ -171,6 +187,12 @@ def _only_repeats(text: str, value: Fraction | None) -> bool:
     if re.search(r"\\(?:frac|sqrt|pi|infty)(?![A-Za-z])", text):
         return False
     return all(_rational(number[0]) == value for number in _NUMBER.finditer(text))
+
+
+def _rounds_to(value: Fraction, text: str) -> bool:
+    """Whether a decimal is the value to its last place, rounded or cut off."""
+    decimal = _rational(text)
+    return decimal is not None and abs(decimal - value) < Fraction(1, 10 ** len(text.partition(".")[2]))
 
 
 def _rational(text: str) -> Fraction | None:

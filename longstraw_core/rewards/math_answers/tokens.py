@@ -21,7 +21,7 @@ _COMMAND_NAMES = "sqrt cbrt pi infty theta alpha beta lambda phi in or and mod"
 WORD_COMMANDS = {
     **{name: "\\" + name for name in FUNCTIONS},
     **{name: "\\" + name for name in _COMMAND_NAMES.split()},
-    "Pi": "\\pi", "inf": "\\infty", "infinity": "\\infty", "Infinity": "\\infty", "asin": "\\arcsin",
+    "Pi": "\\pi", "inf": "\\infty", "oo": "\\infty", "infinity": "\\infty", "Infinity": "\\infty", "asin": "\\arcsin",
     "acos": "\\arccos", "atan": "\\arctan", "union": "\\cup", "modulo": "\\mod", "deg": "°", "OR": "\\or",
 }  # fmt: skip
 """Names that mean something without a backslash."""

@@ -1,7 +1,9 @@
 """Rewards of kind `python` for the tests."""
 
+import fcntl
 import os
 import time
+from pathlib import Path
 from typing import Any
 
 
@@ -37,6 +39,17 @@ def forks(response: str, ground_truth: str) -> float:
         return 0.5
     time.sleep(0.6)
     return -0.9
+
+
+def leaves_a_child(response: str, ground_truth: str) -> float:
+    """Leave a child behind that holds a lock on the file that the response names."""
+    ready, tell = os.pipe()
+    if os.fork() == 0:
+        with Path(response).open("rb") as file:
+            fcntl.flock(file, fcntl.LOCK_EX)
+            os.write(tell, b"1")
+            time.sleep(600)
+    return float(os.read(ready, 1))
 
 
 def numpy_number(response: str, ground_truth: str) -> Any:
