@@ -5,6 +5,7 @@ import click
 from longstraw_core import __version__
 from longstraw_core.cli.commands.cleanup import cleanup_command
 from longstraw_core.cli.commands.compile import compile_command
+from longstraw_core.cli.commands.doctor import doctor_command
 from longstraw_core.cli.commands.gc import gc_command
 from longstraw_core.cli.commands.gradients import gradients_command
 from longstraw_core.cli.commands.lint import lint_command
@@ -36,6 +37,7 @@ def main() -> None:
 for _command in (
     run_command,
     compile_command,
+    doctor_command,
     plan_command,
     lint_command,
     submit_command,

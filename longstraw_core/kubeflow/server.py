@@ -84,6 +84,27 @@ class KubeflowServer:
             raise SpecError(f"{self.endpoint} is a multi-user installation: name your profile with -n/--namespace")
         return self._address.namespace
 
+    def version(self) -> str | None:
+        """The server's release, for instance `2.17.0`; None where it does not say.
+
+        Only the health answer of API v1beta1 has it.
+        """
+
+        def ask(*, _request_timeout: tuple[int, int]) -> Any:
+            return self._client.call_api(
+                "/apis/v1beta1/healthz",
+                "GET",
+                header_params={"Accept": "application/json"},
+                response_type="object",
+                auth_settings=["Bearer"],
+                _return_http_data_only=True,
+                _request_timeout=_request_timeout,
+            )
+
+        answer = self._call("asking for its version", ask)
+        version = answer.get("tag_name") if isinstance(answer, dict) else None
+        return str(version) if version else None
+
     def experiment_id(self, name: str) -> str:
         """Return the id of an experiment; create it where there is none."""
         namespace = self.namespace
