@@ -175,7 +175,5 @@ def _machine_checks(spec: TransactionSpec | None, directory: Path, least_free_gb
             return check_collectives(Path(scratch))
 
     yield Check("snapshot", snapshot, "download the whole snapshot; pin it with `longstraw model snapshot DIR`")
-    yield Check(
-        "collectives", collectives, "set GLOO_SOCKET_IFNAME to the right interface; NCCL_DEBUG=INFO says more"
-    )
+    yield Check("collectives", collectives, "set GLOO_SOCKET_IFNAME to the right interface; NCCL_DEBUG=INFO says more")
     yield Check("disk", lambda: check_disk(directory, least_free_gb), "free space, or name another --directory")
