@@ -17,6 +17,9 @@ class Permission:
     optional: bool = False
     """Without it a message says less and nothing else changes."""
 
+    def __str__(self) -> str:
+        return f"{self.verb} {self.resource}{f'.{self.group}' if self.group else ''}"
+
 
 PERMISSIONS: tuple[Permission, ...] = (
     Permission("batch", "jobs", "create", "start the pods of a stage"),

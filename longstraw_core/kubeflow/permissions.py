@@ -1,31 +1,10 @@
-"""Every Kubernetes verb that the command line itself uses, and the question whether we have it."""
+"""The question whether we have the permissions that the cluster's list names."""
 
 from collections.abc import Iterable
-from dataclasses import dataclass
 from typing import Any
 
+from longstraw_core.cluster.permissions import Permission
 from longstraw_core.kubeflow.kubernetes_access import TIMEOUT_SECONDS, KubernetesAccess, kubernetes_errors
-
-
-@dataclass(frozen=True)
-class Permission:
-    """One verb on one resource."""
-
-    group: str
-    """API group; empty for the core group."""
-    resource: str
-    """Plural name, with a subresource after a slash."""
-    verb: str
-    why: str
-
-    def __str__(self) -> str:
-        return f"{self.verb} {self.resource}{f'.{self.group}' if self.group else ''}"
-
-
-PERMISSIONS = (
-    Permission("", "pods", "list", "find the pods of a run's stages"),
-    Permission("", "pods/log", "get", "show what they print"),
-)
 
 
 def missing_permissions(access: KubernetesAccess, permissions: Iterable[Permission]) -> list[Permission]:

@@ -24,7 +24,7 @@ from longstraw_core.doctor.cluster import (
 )
 from longstraw_core.doctor.machine import check_collectives, check_disk, check_packages
 from longstraw_core.kubeflow.kubernetes_access import KubernetesAccess, open_kubernetes
-from longstraw_core.kubeflow.permissions import PERMISSIONS
+from longstraw_core.cluster.permissions import PERMISSIONS
 from longstraw_core.kubeflow.server import ServerAddress
 from longstraw_core.spec import SpecError, TransactionSpec
 from longstraw_core.spec.exit_codes import USAGE
@@ -95,7 +95,7 @@ def doctor_command(
         sys.exit(USAGE)
 
 
-PACKAGES_REMEDY = "install the requirements lock of this role (images/<role>/requirements.lock)"
+PACKAGES_REMEDY = "install the requirements lock of this role, see images/README.md"
 
 
 def _store_checks(spec: TransactionSpec | None) -> Iterator[Check]:
@@ -142,7 +142,7 @@ def _cluster_checks(
     yield Check("kubeflow", kubeflow, "check --endpoint and the token; compile with an SDK no newer than the server")
     yield Check(
         "permissions",
-        lambda: check_permissions(access(), PERMISSIONS),
+        lambda: check_permissions(access(), (entry for entry in PERMISSIONS if not entry.optional)),
         "let an administrator bind a role with these verbs in your namespace",
     )
     yield Check(
