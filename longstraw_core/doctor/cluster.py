@@ -5,9 +5,9 @@ from collections.abc import Iterable, Mapping
 from importlib import metadata
 from typing import Any
 
+from longstraw_core.cluster.permissions import Permission
 from longstraw_core.doctor.check import Skipped
 from longstraw_core.kubeflow.kubernetes_access import TIMEOUT_SECONDS, KubernetesAccess, kubernetes_errors
-from longstraw_core.cluster.permissions import Permission
 from longstraw_core.kubeflow.permissions import missing_permissions
 from longstraw_core.kubeflow.registry import check_image
 from longstraw_core.kubeflow.server import KubeflowServer

@@ -142,7 +142,12 @@ def layer_activation_bytes(layer: Layer, targets: Collection[str], rank: int, el
     shared = 3 * network.shared.intermediate * element
     routed = network.chosen * (3 * network.intermediate + network.hidden) * element
     indices = network.chosen * (8 + 2 * 8 + 2 * FP32)
-    return total + shared + routed + indices + network.experts * FP32
+    adapted = 0
+    if "experts.gate_up_proj" in targets:  # every chosen row's input, and what the first half makes of it
+        adapted += network.chosen * (network.hidden + rank) * FP32
+    if "experts.down_proj" in targets:
+        adapted += network.chosen * (network.intermediate + rank) * FP32
+    return total + shared + routed + adapted + indices + network.experts * FP32
 
 
 def _adapter_inputs(linears: Collection[Linear], targets: Collection[str], rank: int, element: int) -> float:

@@ -46,8 +46,11 @@ def test_the_formula_is_within_a_tenth_of_what_is_measured(
     what = {"family": family, "method": gradient, "prompt": prompt, "response": response, "group": 1}
     measured = measured_bytes({**what, "checkpoint_layers": checkpoint_layers})
 
-    model = random_policy_model(family, ModelSize(), gradient="exact")
+    model = random_policy_model(family, ModelSize())
     config = model.peft_config["default"]
+    # PEFT names a routed expert's parameter by its path in the layer; the plan by the last two parts
+    experts = {".".join(name.split(".")[-2:]) for name in config.target_parameters or ()}
+    targets = {*config.target_modules, *experts}
     architecture = read_architecture(model.get_base_model().config.to_dict(), family)
     layout = LayoutSpec(prompt_chunk_tokens=CHUNK_TOKENS, checkpoint_layers=checkpoint_layers)
     state = resident_state(architecture, layout, gradient, FP32, prompt)
@@ -56,12 +59,12 @@ def test_the_formula_is_within_a_tenth_of_what_is_measured(
         layout,
         Ranks(),
         gradient=gradient,
-        targets=config.target_modules,
+        targets=targets,
         rank=config.r,
         element=FP32,
         response_tokens=response,
         prompt_tokens=prompt,
     )
-    gradients = FP32 * adapter_parameters(architecture, config.target_modules, config.r)
+    gradients = FP32 * adapter_parameters(architecture, targets, config.r)
     predicted = state.total + activations.peak + gradients
     assert abs(predicted / measured - 1) <= TOLERANCE, (predicted / 2**20, measured / 2**20)

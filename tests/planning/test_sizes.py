@@ -25,7 +25,7 @@ def large(name: str) -> Architecture:
 
 
 def small(family: str) -> tuple[Any, Architecture]:
-    model = random_policy_model(family, ModelSize(), gradient="exact")
+    model = random_policy_model(family, ModelSize())
     return model, read_architecture(model.get_base_model().config.to_dict(), family)
 
 
@@ -33,7 +33,7 @@ def small(family: str) -> tuple[Any, Architecture]:
 @pytest.mark.parametrize("family", ["qwen3_5_text", "glm_moe_dsa"])
 def test_the_state_is_what_the_engine_allocates(family: str, gradient: GradientMode) -> None:
     _, architecture = small(family)
-    model = random_policy_model(family, ModelSize(), gradient=gradient)
+    model = random_policy_model(family, ModelSize())
     for record in ("cut", "positions"):
         layout = LayoutSpec(prompt_chunk_tokens=192, page_tokens=100, selection_record=record)
         policy = Policy(model, layout, gradient=gradient)

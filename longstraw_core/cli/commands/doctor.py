@@ -14,6 +14,7 @@ from longstraw_core.cli.command import output_option, reports_errors
 from longstraw_core.cli.output import OutputFormat, console, make_table, print_json, printable
 from longstraw_core.cli.server_options import connect, server_options
 from longstraw_core.cli.spec_file import read_spec, resolve_paths
+from longstraw_core.cluster.permissions import PERMISSIONS
 from longstraw_core.doctor.check import Check, Skipped, run_check
 from longstraw_core.doctor.cluster import (
     check_accelerators,
@@ -24,7 +25,6 @@ from longstraw_core.doctor.cluster import (
 )
 from longstraw_core.doctor.machine import check_collectives, check_disk, check_packages
 from longstraw_core.kubeflow.kubernetes_access import KubernetesAccess, open_kubernetes
-from longstraw_core.cluster.permissions import PERMISSIONS
 from longstraw_core.kubeflow.server import ServerAddress
 from longstraw_core.spec import SpecError, TransactionSpec
 from longstraw_core.spec.exit_codes import USAGE
