@@ -6,9 +6,6 @@ from collections.abc import Generator
 from contextlib import contextmanager
 from types import FrameType
 
-TERMINATED = 143
-"""Exit status of a launcher that was told to end: 128 + SIGTERM."""
-
 
 class Terminated(BaseException):
     """SIGTERM: the pod of this launcher is being ended."""

@@ -20,6 +20,8 @@ NUMERIC = 12
 INCOMPLETE = 13
 RETRYABLE = 75
 INTERRUPTED = 130
+TERMINATED = 143
+"""A launcher that was told to end: 128 + SIGTERM."""
 
 EXIT_CODES: dict[type[LongStrawError], int] = {
     SpecError: USAGE,

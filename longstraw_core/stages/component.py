@@ -6,8 +6,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from longstraw_core.cluster.termination import TERMINATED, Terminated
+from longstraw_core.cluster.termination import Terminated
 from longstraw_core.spec import IntegrityError, canonical_json
+from longstraw_core.spec.exit_codes import TERMINATED
 from longstraw_core.spec.receipts import StageName
 from longstraw_core.stages.catalogue import stage_entry
 from longstraw_core.stages.execute import (

@@ -11,9 +11,9 @@ from longstraw_core.cluster.api import ClusterApi, make_client
 from longstraw_core.cluster.journal import LauncherPod
 from longstraw_core.cluster.launch import launch
 from longstraw_core.cluster.placement import PlacementPlan
-from longstraw_core.cluster.termination import TERMINATED, Terminated
+from longstraw_core.cluster.termination import Terminated
 from longstraw_core.spec import LongStrawError
-from longstraw_core.spec.exit_codes import exit_code
+from longstraw_core.spec.exit_codes import TERMINATED, exit_code
 from tests.cluster.conftest import SHORT_OUTAGE
 
 

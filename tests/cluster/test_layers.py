@@ -18,8 +18,9 @@ from longstraw_core.cluster import heartbeat
 from longstraw_core.cluster.diagnosis import HEARTBEAT_LOST
 from longstraw_core.cluster.heartbeat import Heart, Watchdog, latest_beat
 from longstraw_core.cluster.placement import TTL_SECONDS, PlacementPlan
-from longstraw_core.cluster.termination import TERMINATED, Terminated
+from longstraw_core.cluster.termination import Terminated
 from longstraw_core.spec import LongStrawError, StageFailed
+from longstraw_core.spec.exit_codes import TERMINATED
 from tests.cluster.conftest import IMAGE_ID, SHORT_OUTAGE, Launched, LauncherProcess, launch_in_thread
 from tests.cluster.test_launch import run_all
 from tests.cluster.test_restarts import died_while_creating

@@ -10,6 +10,7 @@ import pytest
 from click.testing import CliRunner, Result
 
 from longstraw_core.cli.main import main
+from longstraw_core.cluster.permissions import PERMISSIONS
 from longstraw_core.doctor.machine import check_collectives, differing_pins
 from tests.servers.image_registry import ImageRegistry, image_registry
 from tests.servers.kubeflow_api import KubeflowApi, kubeflow_api
@@ -122,7 +123,9 @@ def test_a_server_older_than_the_sdk_is_found(api: KubeflowApi, version: str | N
 def test_exactly_the_verbs_that_are_used_are_asked_for(cluster: KubernetesReads, tmp_path: Path) -> None:
     config = cluster.kubeconfig(tmp_path / "config")
     assert findings("--kubeconfig", config)["permissions"]["status"] == "ok"
-    assert cluster.reviews == [("", "pods", "list"), ("", "pods/log", "get")]
+    needed = {(entry.group, entry.resource, entry.verb) for entry in PERMISSIONS if not entry.optional}
+    assert set(cluster.reviews) == needed
+    assert len(cluster.reviews) == len(needed)
     cluster.denied = {("", "pods/log", "get")}
     found = findings("--kubeconfig", config)["permissions"]
     assert found["status"] == "failed"

@@ -15,7 +15,7 @@ from longstraw_core.spec import (
     SpecError,
     StageFailed,
 )
-from longstraw_core.spec.exit_codes import error_from_name, exit_code
+from longstraw_core.spec.exit_codes import TERMINATED, error_from_name, exit_code
 
 DOCUMENTED: dict[type[BaseException], int] = {
     SpecError: 2,
@@ -51,4 +51,4 @@ def test_an_error_reported_by_another_process_keeps_its_code() -> None:
 def test_the_operations_page_lists_exactly_these_codes() -> None:
     page = Path(__file__).parents[2] / "docs" / "operations.md"
     listed = {int(code) for code in re.findall(r"^\| (\d+) \|", page.read_text(encoding="utf-8"), re.MULTILINE)}
-    assert listed == {0, *DOCUMENTED.values()}
+    assert listed == {0, TERMINATED, *DOCUMENTED.values()}
