@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import yaml
 
+from longstraw_core.cluster.permissions import role_rules
 from tests.charts.rendering import CHART, GOLDEN, VALUES, helm, objects, template
 
 MINIMAL, FULL = VALUES / "minimal.yaml", VALUES / "full.yaml"
@@ -151,6 +152,11 @@ def test_no_object_holds_a_secret_and_the_role_reads_none() -> None:
         assert "*" not in rule["verbs"] + rule["resources"] + rule["apiGroups"]
         assert "secrets" not in rule["resources"]
     assert not [entry for entry in rendered if entry["kind"].startswith("Cluster")]
+
+
+def test_the_role_is_exactly_what_launchers_and_cleanup_use() -> None:
+    (role,) = [entry for entry in objects(template(MINIMAL)) if entry["kind"] == "Role"]
+    assert role["rules"] == role_rules()
 
 
 def test_two_teams_share_no_object_prefix_or_network() -> None:
