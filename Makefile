@@ -12,7 +12,7 @@ SEED ?= 0
 TRANSACTIONS ?= 6
 
 .DEFAULT_GOAL := help
-.PHONY: help setup run test test-sglang test-gpu lint format pipeline locks bench-recall bench-store bench-rewards bench-engine bench-engine-short clean
+.PHONY: help setup run test test-sglang test-gpu lint format pipeline locks images e2e-containers bench-recall bench-store bench-rewards bench-engine bench-engine-short clean
 
 help:            ## Show the targets
 	@grep -hE '^[a-z-]+: .*##' $(MAKEFILE_LIST) | sed -E 's/:.*## */\t/' | expand -t 16

@@ -265,3 +265,12 @@ def test_a_version_that_was_uploaded_is_what_compile_writes(
     assert invoke("compile", cluster_spec, "--images", images, "--out", out).exit_code == 0
     assert list(api.uploads.values()) == [out.read_bytes()]
     assert yaml.safe_load_all(out.read_bytes())
+
+
+def test_registering_uploads_once_and_starts_nothing(submit: list[object], api: KubeflowApi) -> None:
+    first, second = (events(invoke(*submit, "--register-only", "-o", "json"))[0] for _ in range(2))
+    assert (first["event"], first["uploaded"], second["uploaded"]) == ("registered", True, False)
+    assert first["version_id"] == second["version_id"]
+    assert not api.runs
+    assert invoke(*submit, "--register-only", "--wait").exit_code == 2
+    assert len(api.versions) == 1

@@ -50,6 +50,7 @@ from longstraw_core.spec import SpecError, sha256_digest
 @click.option("--run-name", help="Name that the UI shows (default: the specification's).")
 @click.option("--pipeline-root", help="Where KFP keeps its small artifacts, s3://… (default: the installation's).")
 @click.option("--service-account", help="Service account of the pods (default: the installation's).")
+@click.option("--register-only", is_flag=True, help="Upload the pipeline and start no run.")
 @click.option("--wait", is_flag=True, help="Show the stages' states until the end; exit 0 only for SUCCEEDED.")
 @click.option("--timeout-minutes", type=click.FloatRange(0), help="Longest wait; afterwards exit 75, the run goes on.")
 @click.option("--poll-seconds", type=click.FloatRange(0.05), default=5.0, show_default=True, help="Between two looks.")
@@ -68,6 +69,7 @@ def submit_command(
     run_name: str | None,
     pipeline_root: str | None,
     service_account: str | None,
+    register_only: bool,
     wait: bool,
     timeout_minutes: float | None,
     poll_seconds: float,
@@ -90,6 +92,8 @@ def submit_command(
     parameters = run_parameters(compiled, assignments)
     if pipeline_root is not None and not pipeline_root.startswith(PIPELINE_ROOT_SCHEMES):
         raise SpecError(f"--pipeline-root {pipeline_root}: must start with one of {', '.join(PIPELINE_ROOT_SCHEMES)}")
+    if register_only and (wait or assignments):
+        raise SpecError("--register-only starts no run: it takes neither --wait nor --param")
     version = sha256_digest(content).replace(":", "-")
 
     with tempfile.TemporaryDirectory() as directory:
@@ -97,6 +101,13 @@ def submit_command(
         package.write_bytes(content)
         pipeline_id = server.pipeline_id(pipeline)
         version_id, uploaded = server.version_id(pipeline_id, version, package)
+    if register_only:
+        registered = {"pipeline_id": pipeline_id, "version_id": version_id, "version": version, "uploaded": uploaded}
+        if output == "json":
+            print_json({"event": "registered", **registered})
+        else:
+            click.echo(f"version {version} ({'uploaded' if uploaded else 'was there'})")
+        return
     run = server.create_run(
         experiment_id=server.experiment_id(experiment),
         name=run_name or parsed.name,
