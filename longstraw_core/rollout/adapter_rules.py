@@ -5,6 +5,7 @@ can be expressed in the server's own names is rewritten by `longstraw_core.rollo
 """
 
 import json
+import math
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
@@ -129,7 +130,7 @@ def check_adapter_config(fields: Mapping[str, Any], where: str) -> None:
     """
     for key, reason in _UNSUPPORTED:
         if fields.get(key):
-            raise SpecError(f"{where}: {key} is set, and SGLang would not honour it ({reason}); remove it or merge")
+            raise SpecError(f"{where}: {key} is set, and SGLang would not honour it ({reason}); remove it")
     if fields.get("bias", "none") != "none":
         raise SpecError(f"{where}: bias is {fields['bias']!r}, and SGLang loads no biases from an adapter; use 'none'")
     targets = fields.get("target_modules")
@@ -137,9 +138,14 @@ def check_adapter_config(fields: Mapping[str, Any], where: str) -> None:
         raise SpecError(f"{where}: target_modules is the pattern {targets!r}; SGLang needs a list of module names")
     if not isinstance(targets, list) or not all(isinstance(name, str) for name in targets):
         raise SpecError(f"{where}: target_modules must be a list of module names")
-    if not isinstance(fields.get("r"), int) or not isinstance(fields.get("lora_alpha"), int | float):
-        raise SpecError(f"{where}: r and lora_alpha must be numbers")
+    rank, alpha = fields.get("r"), fields.get("lora_alpha")
+    if type(rank) is not int or rank < 1 or not _is_positive_number(alpha):
+        raise SpecError(f"{where}: r and lora_alpha must be positive numbers")
     names = [name.rsplit(".", 1)[-1] for name in targets]
     check_served_targets([*names, *(fields.get("target_parameters") or [])], where)
     if not names:
         raise SpecError(f"{where}: target_modules is empty; there is nothing to serve")
+
+
+def _is_positive_number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and 0.0 < value < math.inf

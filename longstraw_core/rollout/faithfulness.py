@@ -5,6 +5,7 @@ was not applied, another rope scaling or another tokenizer makes them differ by 
 """
 
 import hashlib
+import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
@@ -54,7 +55,7 @@ def agreement(pairs: Iterable[tuple[Rollout, Sequence[float]]]) -> Agreement:
             difference = abs(trainer - sampler)
             total += difference
             tokens += 1
-            if not difference <= largest:
+            if not math.isnan(largest) and not difference <= largest:  # one NaN stays the largest
                 largest, worst = difference, f"response {rollout.prompt_id}[{rollout.index}] token {position}"
     if tokens == 0:
         raise NumericError("no sampled token to compare sampler and trainer by")

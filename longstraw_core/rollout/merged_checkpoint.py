@@ -95,11 +95,13 @@ def _changes(adapter: Path, shapes: Mapping[str, tuple[int, ...]]) -> dict[str, 
         fields = json.loads(path.read_bytes())
         rank, scaling = int(fields["r"]), float(fields["lora_alpha"]) / int(fields["r"])
         tensors = load_file(adapter / WEIGHTS_NAME)
-    except (OSError, ValueError, KeyError, TypeError, SafetensorError) as error:
+    except (OSError, ValueError, KeyError, TypeError, ZeroDivisionError, SafetensorError) as error:
         raise IntegrityError(f"{adapter}: not a readable PEFT adapter: {error}") from error
     for key in _PLAIN_LORA:
         if fields.get(key):
             raise SpecError(f"{path}: {key} is set; only plain LoRA is merged")
+    if fields.get("bias", "none") != "none":
+        raise SpecError(f"{path}: bias is {fields['bias']!r}; only plain LoRA is merged")
     changes: dict[str, _Change] = {}
     for name in sorted(tensors):
         if not name.endswith(".lora_A.weight"):
@@ -111,6 +113,10 @@ def _changes(adapter: Path, shapes: Mapping[str, tuple[int, ...]]) -> dict[str, 
         while key.endswith(".base_layer"):  # PEFT nests the adapters of several parameters of one module
             key = key.removesuffix(".base_layer")
         if not key.endswith(".experts"):
+            if (first.shape[:1], second.shape[1:]) != ((rank,), (rank,)):
+                raise SpecError(
+                    f"{adapter}: {module} has lora_B {tuple(second.shape)} and lora_A {tuple(first.shape)}; r is {rank}"
+                )
             changes[key] = _Change(first, second, scaling)
             continue
         experts = first.shape[0] // rank

@@ -147,10 +147,19 @@ def _logprobs(wanted: Wanted, tokens: Sequence[int], meta: Mapping[str, Any]) ->
                 f"{wanted.name}: log-probability {position} is {_shown(entry)}, not of response token {token}"
             )
         value = entry[0]
-        if not isinstance(value, int | float) or not math.isfinite(value) or value > ROUNDING:
+        if not _is_logprob(value):
             raise NumericError(f"{wanted.name}: log-prob of response token {position} is {_shown(value)}")
         values.append(min(float(value), 0.0))
     return tuple(values)
+
+
+def _is_logprob(value: Any) -> bool:
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return False
+    try:
+        return math.isfinite(value) and value <= ROUNDING
+    except OverflowError:  # a whole number beyond every float
+        return False
 
 
 def _finish_reason(wanted: Wanted, tokens: Sequence[int], meta: Mapping[str, Any]) -> Any:

@@ -36,8 +36,8 @@ def write_served_adapter(adapter: Path, snapshot: Path, destination: Path) -> No
 
     Raises:
         SpecError: the adapter has a feature that cannot be served (see `longstraw_core.rollout.adapter_rules`), or a
-            tensor that belongs to no module of the base model; nothing is written.
-        IntegrityError: the weights are not a safetensors file.
+            tensor that belongs to no module of the base model, or of another size or rank; nothing is written.
+        IntegrityError: the weights are not a safetensors file, or not finite numbers.
     """
     fields = read_adapter_config(adapter)
     path = adapter / WEIGHTS_NAME
@@ -47,6 +47,7 @@ def write_served_adapter(adapter: Path, snapshot: Path, destination: Path) -> No
         raise IntegrityError(f"{path}: not a readable safetensors file: {error}") from error
     shapes = layer_shapes(snapshot)
     modules = _modules(tensors, shapes, path)
+    _check_modules(modules, shapes, rank=int(fields["r"]), path=path)
     served = _complete(_split_delta_net(modules, snapshot), shapes, rank=int(fields["r"]))
     names = {module.rsplit(".", 1)[-1] for module in served}
     if names & set(FUSED_PROJECTIONS[2]):
@@ -70,16 +71,26 @@ def _modules(tensors: Mapping[str, torch.Tensor], shapes: Mapping[str, tuple[int
         if part not in ("lora_A", "lora_B") or key is None or f"{key}.weight" not in shapes:
             raise SpecError(f"{path}: tensor {name} belongs to no linear module of the base model's decoder layers")
         modules.setdefault(module, {})[part] = tensor
+    return modules
+
+
+def _check_modules(modules: Modules, shapes: Mapping[str, tuple[int, ...]], *, rank: int, path: Path) -> None:
+    """The server scales by lora_alpha / r of the configuration: a module of another rank would get another scale."""
+    if not modules:
+        raise SpecError(f"{path}: holds no tensors; there is nothing to serve")
     for module, parts in modules.items():
         shape = shapes[f"{layer_key(module)}.weight"]
         if set(parts) != {"lora_A", "lora_B"}:
             raise SpecError(f"{path}: module {module} lacks one of lora_A and lora_B")
-        if (parts["lora_B"].shape[0], parts["lora_A"].shape[1]) != shape:
+        first, second = tuple(parts["lora_A"].shape), tuple(parts["lora_B"].shape)
+        if (first, second) != ((rank, *shape[1:]), (shape[0], rank)):
             raise SpecError(
-                f"{path}: module {module} has lora_B {tuple(parts['lora_B'].shape)} and lora_A "
-                f"{tuple(parts['lora_A'].shape)}; the base model's weight is {shape}"
+                f"{path}: module {module} has lora_B {second} and lora_A {first}; the base model's weight is {shape} "
+                f"and r is {rank}"
             )
-    return modules
+        for part, tensor in parts.items():
+            if not tensor.is_floating_point() or not torch.isfinite(tensor).all():
+                raise IntegrityError(f"{path}: tensor {module}.{part} holds values that are no finite numbers")
 
 
 def _split_delta_net(modules: Modules, snapshot: Path) -> Modules:

@@ -46,9 +46,12 @@ class SglangClient:
         """The server's own settings.
 
         Raises:
-            ConnectionLost, StageFailed: it does not answer.
+            ConnectionLost, StageFailed: it does not answer, or with something else.
         """
-        return self._json("GET", "/server_info", None, HEALTH_SECONDS, "server information")
+        info = self._json("GET", "/server_info", None, HEALTH_SECONDS, "server information")
+        if not isinstance(info, dict):
+            raise StageFailed(f"server information: {self.url} answers with no JSON object; it is no SGLang server")
+        return info
 
     def sample(self, wanted: Wanted, *, timeout_seconds: float) -> Rollout:
         """Sample one response; after `timeout_seconds` it is aborted, and what was sampled until then is returned.
@@ -101,7 +104,7 @@ class SglangClient:
             )
         try:
             return json.loads(response.data)
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             raise StageFailed(f"{what}: the server's reply is not JSON: {error}") from error
 
 
@@ -122,6 +125,7 @@ def _error_message(data: bytes) -> str:
         content = json.loads(data)
         error = content.get("error", content)
         text = str(error.get("message", error)) if isinstance(error, dict) else str(error)
-    except (ValueError, AttributeError):
+    except (ValueError, AttributeError, RecursionError):
         text = data.decode("utf-8", errors="replace")
-    return " ".join(text.split())[:400]
+    printable = "".join(character if character.isprintable() else " " for character in text)
+    return " ".join(printable.split())[:400]

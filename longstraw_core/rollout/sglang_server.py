@@ -46,7 +46,7 @@ def node_places(server: ServerSpec) -> list[NodePlace]:
         meet = server.rendezvous_port or _free_range(RENDEZVOUS_PORTS)
         return [NodePlace(rank=rank, http_port=port, rendezvous_port=meet) for rank, port in enumerate(http)]
     leader = os.environ.get(LEADER_VARIABLE, "")
-    if not stated.isdigit() or int(stated) >= server.nodes or not leader:
+    if not stated.isdecimal() or int(stated) >= server.nodes or not leader:
         raise SpecError(
             f"{RANK_VARIABLE}={stated!r} with {LEADER_VARIABLE}={leader!r}: there must be a leader and a rank below "
             f"sampling.server.nodes ({server.nodes})"

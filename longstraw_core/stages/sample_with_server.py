@@ -14,7 +14,7 @@ from longstraw_core.rollout.served_model import write_served_model
 from longstraw_core.rollout.server_command import SGLANG_VERSION, ServedPolicy, context_length
 from longstraw_core.rollout.sglang_sampler import probe, sample_groups
 from longstraw_core.rollout.sglang_server import SglangServer, node_places
-from longstraw_core.spec import DataRefused, Descriptor, Prompt, Rollout, StageFailed
+from longstraw_core.spec import DataRefused, Descriptor, NumericError, Prompt, Rollout, StageFailed
 from longstraw_core.stages.context import StageContext
 
 if TYPE_CHECKING:
@@ -138,10 +138,11 @@ def _log_in_message(context: StageContext, server: SglangServer) -> Iterator[Non
     """Stop the server whatever happens, and let a failure name the stored log and the reason in it."""
     try:
         yield
-    except StageFailed as failure:
-        reason = server.explain(failure)
+    except (StageFailed, NumericError) as failure:
+        reason = server.explain(failure) if isinstance(failure, StageFailed) else failure
         server.stop()
-        raise StageFailed(f"{reason}; whole log: {_publish_log(context, server).uri}") from failure
+        kind = NumericError if isinstance(reason, NumericError) else StageFailed
+        raise kind(f"{reason}; whole log: {_publish_log(context, server).uri}") from failure
     except BaseException:
         server.stop()
         raise

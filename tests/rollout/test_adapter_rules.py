@@ -50,7 +50,11 @@ def test_a_plain_adapter_passes() -> None:
         ({"target_modules": ["indexer.wq_b"]}, "an adapter of wq_b"),
         ({"target_modules": ["lm_head"]}, "an adapter of lm_head"),
         ({"target_parameters": ["mlp.experts.gate_up_proj"]}, "mlp.experts.gate_up_proj.*merge: true"),
-        ({"r": None}, "r and lora_alpha must be numbers"),
+        ({"r": None}, "r and lora_alpha must be positive numbers"),
+        ({"r": 0}, "r and lora_alpha must be positive numbers"),
+        ({"r": True}, "r and lora_alpha must be positive numbers"),
+        ({"lora_alpha": float("nan")}, "r and lora_alpha must be positive numbers"),
+        ({"lora_alpha": float("inf")}, "r and lora_alpha must be positive numbers"),
     ],
 )
 def test_each_feature_that_would_be_misread_is_refused(change: dict[str, Any], message: str) -> None:

@@ -42,6 +42,15 @@ def test_a_value_that_is_not_finite_never_passes() -> None:
         check_agreement(agreement([(rollout(0), (float("nan"), -2.0))]), FaithfulnessSpec(mean_limit=1e6))
 
 
+@pytest.mark.parametrize("position", [0, 1])
+def test_a_nan_stays_the_largest_difference_wherever_it_stands(position: int) -> None:
+    values = [-1.5, -2.5]
+    values[position] = float("nan")
+    found = agreement([(rollout(0), values), (rollout(1), (-9.0, -9.0))])
+    assert found.max != found.max
+    assert found.worst == f"response p[0] token {position}"
+
+
 def test_nothing_to_compare_and_unequal_lengths_are_refused() -> None:
     with pytest.raises(NumericError, match="no sampled token"):
         agreement([])

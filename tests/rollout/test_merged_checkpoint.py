@@ -1,5 +1,6 @@
 """A merged checkpoint is the model with its adapter, to the rounding of one addition; everything else is copied."""
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -115,6 +116,17 @@ def test_an_adapter_of_something_else_is_refused(untrained_snapshot: Path, tmp_p
     save_file(tensors, path)
     with pytest.raises(SpecError, match=r"has no weight for layers\.9\.self_attn\.q_proj"):
         write_merged_checkpoint(untrained_snapshot, tmp_path / "adapter", tmp_path / "merged")
+
+
+def test_an_adapter_of_another_rank_or_with_biases_is_refused(untrained_snapshot: Path, tmp_path: Path) -> None:
+    hybrid_adapter(untrained_snapshot, tmp_path / "adapter", targets=("q_proj",))
+    path = tmp_path / "adapter" / "adapter_config.json"
+    good = json.loads(path.read_text())
+    for change, message in (({"r": 8}, "r is 8"), ({"bias": "lora_only"}, "bias is 'lora_only'")):
+        path.write_text(json.dumps(good | change))
+        with pytest.raises(SpecError, match=message):
+            write_merged_checkpoint(untrained_snapshot, tmp_path / "adapter", tmp_path / "merged")
+        assert not (tmp_path / "merged").exists()
 
 
 def test_only_the_language_model_of_a_multimodal_snapshot_changes(multimodal_snapshot: Path, tmp_path: Path) -> None:

@@ -90,7 +90,7 @@ def test_a_reply_that_does_not_fit_is_refused_with_the_responses_name(path: str,
     assert re.search(message, str(caught.value)), str(caught.value)
 
 
-@pytest.mark.parametrize("value", [None, float("nan"), float("-inf"), 0.1, "-1"])
+@pytest.mark.parametrize("value", [None, float("nan"), float("-inf"), 0.1, "-1", False, -(10**400)])
 def test_a_logprob_that_cannot_be_is_a_numeric_error_with_its_position(value: Any) -> None:
     with pytest.raises(NumericError, match=r"response p7\[2\]: log-prob of response token 1"):
         read_reply(WANTED, changed("meta_info.output_token_logprobs.1", [value, 2, None]))

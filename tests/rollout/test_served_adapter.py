@@ -9,7 +9,7 @@ from peft import PeftModel
 from safetensors.torch import load_file, save_file
 
 from longstraw_core.rollout.served_adapter import write_served_adapter
-from longstraw_core.spec import SpecError
+from longstraw_core.spec import IntegrityError, SpecError
 from longstraw_core.spec.transaction import LoraSpec, ModelSpec
 from longstraw_core.training.lora import load_adapter
 from longstraw_core.training.model import load_base_model
@@ -104,11 +104,32 @@ def test_tensors_of_no_module_or_of_another_size_are_refused_and_nothing_is_writ
         (good | {name.replace("lora_A", "lora_C"): good[name].clone()}, "belongs to no linear module"),
         (good | {name: good[name][:, :5].contiguous()}, "the base model's weight is"),
         ({key: value for key, value in good.items() if key != name}, "lacks one of lora_A and lora_B"),
+        ({key: value.flatten() for key, value in good.items()}, "the base model's weight is"),
+        (of_rank_two(good, name), "and r is 4"),
+        ({}, "holds no tensors"),
     ):
         save_file(tensors, path)
         with pytest.raises(SpecError, match=message):
             write_served_adapter(adapter, untrained_snapshot, tmp_path / "served")
         assert not (tmp_path / "served").exists()
+
+
+def of_rank_two(tensors: dict[str, torch.Tensor], name: str) -> dict[str, torch.Tensor]:
+    """One module's adapter with another rank than the configuration's 4."""
+    other = name.replace("lora_A", "lora_B")
+    return tensors | {name: tensors[name][:2].contiguous(), other: tensors[other][:, :2].contiguous()}
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+def test_values_that_are_not_finite_are_refused(untrained_snapshot: Path, tmp_path: Path, value: float) -> None:
+    hybrid_adapter(untrained_snapshot, tmp_path / "adapter", targets=("q_proj",))
+    path = tmp_path / "adapter" / "adapter_model.safetensors"
+    tensors = load_file(path)
+    next(iter(tensors.values()))[0, 0] = value
+    save_file(tensors, path)
+    with pytest.raises(IntegrityError, match="no finite numbers"):
+        write_served_adapter(tmp_path / "adapter", untrained_snapshot, tmp_path / "served")
+    assert not (tmp_path / "served").exists()
 
 
 def test_a_multimodal_snapshot_has_the_same_adapter_as_its_text_part(

@@ -88,6 +88,18 @@ def test_a_stage_whose_server_died_goes_on_from_its_finished_groups(
     assert not [name for name in store.list_names("runs/") if "finished" in name]
 
 
+def test_the_log_is_kept_when_the_servers_numbers_are_refused(
+    server_fields: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    spec = make_spec(server_fields)
+    before(spec)
+    monkeypatch.setenv("FAKE_SGLANG_LOGPROB", "nan")
+    with pytest.raises(NumericError, match=r"log-prob of response token 0 is nan; whole log: blobs/sha256/") as caught:
+        run(spec, "sample")
+    with open_store(spec.storage.uri).open_object(str(caught.value).rpartition("whole log: ")[2]) as opened:
+        assert b"POST /generate" in opened.stream.read()
+
+
 def test_a_damaged_or_foreign_finished_group_is_sampled_again(
     server_fields: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:

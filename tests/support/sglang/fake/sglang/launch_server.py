@@ -2,7 +2,7 @@
 
 It has no model. `tests/sglang` pins the shape of its replies to those of the real server. The environment steers it:
 FAKE_SGLANG_TOKEN_SECONDS slows it down, FAKE_SGLANG_DIE_AFTER kills it after so many responses, FAKE_SGLANG_BROKEN
-makes it end at the start.
+makes it end at the start, FAKE_SGLANG_LOGPROB is the log-probability of every token.
 """
 
 import argparse
@@ -44,6 +44,7 @@ def generate(state: State, body: dict[str, Any]) -> tuple[int, dict[str, Any]]:
         return 400, {"error": {"message": f"Got LoRA adapter that has never been loaded: {body['lora_path']}"}}
     if len(prompt) + parameters["max_new_tokens"] > state.arguments.context_length:
         return 400, {"error": {"message": "Requested token count exceeds the model's maximum context length"}}
+    stated = os.environ.get("FAKE_SGLANG_LOGPROB")
     tokens: list[int] = []
     reason: dict[str, Any] = {"type": "length", "length": parameters["max_new_tokens"]}
     value = parameters["sampling_seed"]
@@ -67,7 +68,7 @@ def generate(state: State, body: dict[str, Any]) -> tuple[int, dict[str, Any]]:
             "weight_version": "default",
             "num_retractions": 0,
             "input_token_logprobs": [],
-            "output_token_logprobs": [[-1.0 - token / 100, token, None] for token in tokens],
+            "output_token_logprobs": [[float(stated or -1.0 - token / 100), token, None] for token in tokens],
             "output_token_logprobs_length": len(tokens),
             "reasoning_tokens": 0,
             "completion_tokens": len(tokens),
