@@ -51,6 +51,7 @@ def sample_groups(
     finished: GroupFinished,
     progress: Progress | None = None,
     tokens_used: int = 0,
+    check_alive: Callable[[], None] | None = None,
 ) -> None:
     """Sample every response of every group; `finished` gets a prompt's id and its whole group as soon as it is there.
 
@@ -59,6 +60,8 @@ def sample_groups(
 
     Args:
         tokens_used: Response tokens of this transaction that were sampled before.
+        check_alive: Raises when the server cannot answer any more; called at least once a second, because rank 0 may
+            wait for a rank that is gone.
 
     Raises:
         StageFailed, NumericError: the first failure, the time of the stage is over, or `max_total_tokens` is reached.
@@ -71,6 +74,13 @@ def sample_groups(
     waiting: Iterator[Wanted] = (wanted for group in groups for wanted in group)
     following = next(waiting, None)
     running: dict[Future[Rollout], Wanted] = {}
+
+    def out_of_time() -> StageFailed:
+        return StageFailed(
+            f"sampling.timeout_seconds ({sampling.timeout_seconds:g} s) is over with {done} of {total} "
+            "responses sampled; the same command continues with the groups that are missing"
+        )
+
     pool = ThreadPoolExecutor(max_workers=sampling.concurrent_requests, thread_name_prefix="response")
     try:
         while following is not None or running:
@@ -85,10 +95,14 @@ def sample_groups(
                     f"sampling.max_total_tokens ({sampling.max_total_tokens}) does not suffice: {done} of {total} "
                     "responses are sampled; raise it, or lower max_response_tokens or group_size"
                 )
+            if check_alive is not None:
+                check_alive()
             ended, _ = wait(running, timeout=1.0, return_when=FIRST_COMPLETED)
             for future in ended:
                 wanted = running.pop(future)
                 rollout = future.result()
+                if rollout.finish_reason == "abort" and time.monotonic() >= deadline:
+                    raise out_of_time()
                 budget.give_back(wanted.max_tokens - len(rollout.token_ids))
                 group = collected[rollout.prompt_id]
                 group[rollout.index] = rollout
@@ -98,10 +112,7 @@ def sample_groups(
                 if len(group) == sizes[rollout.prompt_id]:
                     finished(rollout.prompt_id, [group[index] for index in sorted(group)])
             if time.monotonic() >= deadline and done < total:
-                raise StageFailed(
-                    f"sampling.timeout_seconds ({sampling.timeout_seconds:g} s) is over with {done} of {total} "
-                    "responses sampled; the same command continues with the groups that are missing"
-                )
+                raise out_of_time()
     except BaseException:
         client.abort(None)
         # requests that a hanging server still holds end with the server, not before

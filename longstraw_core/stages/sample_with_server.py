@@ -108,6 +108,7 @@ def sample_with_server(context: StageContext, missing: "Missing") -> SampledBySe
                 finished=finished,
                 progress=context.log.progress,
                 tokens_used=missing.tokens_used,
+                check_alive=lambda: server.check_alive("sampling"),
             )
         with context.phase("stop server"):
             server.stop()

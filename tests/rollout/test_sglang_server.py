@@ -169,10 +169,30 @@ def test_one_response_too_slow_is_aborted_and_the_whole_too_slow_fails(
         (aborted,) = finished["slow"]
         assert aborted.finish_reason == "abort"
         assert 1 <= len(aborted.token_ids) < 300
-        with pytest.raises(StageFailed, match=r"timeout_seconds \(1 s\) is over with 0 of 1"):
+        finished.clear()
+        # what the end of the stage's time cuts off is no finished response, though the abort comes back first
+        with pytest.raises(StageFailed, match=r"timeout_seconds \(1\.4 s\) is over with 0 of 1"):
             sample_groups(
-                server.client, slow, SamplingSpec(engine="sglang", timeout_seconds=1.0), finished=finished.__setitem__
+                server.client, slow, SamplingSpec(engine="sglang", timeout_seconds=1.4), finished=finished.__setitem__
             )
+        assert not finished
+
+
+def test_a_rank_that_dies_while_rank_0_hangs_ends_the_sampling(launch: Launch, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FAKE_SGLANG_TOKEN_SECONDS", "1.0")
+    groups = [[wanted(prompt_of(5, "slow"), 0, max_tokens=300)]]
+    with launch(nodes=2, tensor_parallel=2) as server:
+        killer = threading.Timer(0.5, os.kill, [sessions(server)[1], signal.SIGKILL])
+        killer.start()
+        with pytest.raises(StageFailed, match=r"rank 1 ended \(exit code -9\) while sampling"):
+            sample_groups(
+                server.client,
+                groups,
+                SamplingSpec(engine="sglang", timeout_seconds=60.0),
+                finished=lambda *_: None,
+                check_alive=lambda: server.check_alive("sampling"),
+            )
+        killer.join()
 
 
 def test_a_server_ends_with_the_stage_that_is_killed(untrained_snapshot: Path, tmp_path: Path) -> None:
