@@ -29,6 +29,8 @@ RENDEZVOUS_PORTS = 12
 STOP_SECONDS = 30.0
 FOLLOW_SECONDS = 30.0
 """How long a follower waits for a rank 0 that answered before and does not now."""
+QUESTION_SECONDS = 10.0
+"""Between two looks of a follower whether the work ended without a server."""
 
 Progress = Callable[[str, int, int], None]
 
@@ -219,8 +221,11 @@ def follow_leader(
     seed: int,
     logs: Path,
     progress: Progress | None = None,
+    is_over: Callable[[], bool] | None = None,
 ) -> None:
     """Run one rank above 0 on this machine until rank 0 is gone; returns when nothing of it lives.
+
+    `is_over` is asked while rank 0 has not answered yet: whether it will never start, because nothing is left to do.
 
     Raises:
         StageFailed: this rank ended while rank 0 was still answering, or rank 0 never answered.
@@ -229,20 +234,31 @@ def follow_leader(
     command = server_command(server_python(), policy, server, place, seed=seed)
     rank = ServerProcess(command, logs / f"rank{place.rank}.log", rank=place.rank)
     try:
-        _follow(rank, server, place, progress)
+        _follow(rank, server, place, progress, is_over)
     finally:
         rank.interrupt()
         rank.wait_until_gone(STOP_SECONDS)
 
 
-def _follow(rank: ServerProcess, server: ServerSpec, place: NodePlace, progress: Progress | None) -> None:
+def _follow(
+    rank: ServerProcess,
+    server: ServerSpec,
+    place: NodePlace,
+    progress: Progress | None,
+    is_over: Callable[[], bool] | None,
+) -> None:
     began, last_seen = time.monotonic(), None
+    next_question = began
     while True:
         now = time.monotonic()
         if _answers(place.leader, place.http_port):
             last_seen = now
         if last_seen is not None and now - last_seen > FOLLOW_SECONDS:
             return
+        if last_seen is None and is_over is not None and now >= next_question:
+            if is_over():
+                return
+            next_question = now + QUESTION_SECONDS
         if last_seen is None and now - began > server.start_timeout_seconds:
             raise StageFailed(f"rank 0 ({place.leader}:{place.http_port}) did not answer; this rank: {rank.tail()}")
         if rank.exit_code() is not None:

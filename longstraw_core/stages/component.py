@@ -78,6 +78,7 @@ def _in_pods_or_here(request: StageRequest, arguments: Mapping[str, Any]) -> Sta
         image=settings.image,
         placement=settings.placement,
         pod=settings.pod,
+        accelerators=settings.accelerators,
         launcher=launcher_of_this_pod(),
     )
 

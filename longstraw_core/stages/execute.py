@@ -54,6 +54,11 @@ class StageRequest:
     expected_receipts: dict[StageName, str] = field(default_factory=dict)
     """Digests of upstream receipts as the caller received them; read from the store when absent."""
 
+    @property
+    def ranks(self) -> int:
+        """Context-parallel ranks of this execution, where the stage runs on ranks."""
+        return self.context_parallel or self.spec.layout.context_parallel
+
 
 @dataclass(frozen=True)
 class StageOutcome:
@@ -63,6 +68,12 @@ class StageOutcome:
     descriptor: Descriptor
     reused: bool
     store: Store
+
+
+def set_library_defaults() -> None:
+    """Set the libraries' switches of which the environment says nothing."""
+    for variable, value in QUIET_AND_OFFLINE.items():
+        os.environ.setdefault(variable, value)
 
 
 def parse_parent_checkpoint(text: str) -> Descriptor | None:
@@ -207,15 +218,14 @@ def _execute(
     receipt_inputs: dict[str, Descriptor],
     log: EventLog,
 ) -> ReceiptPredicate:
-    for variable, value in QUIET_AND_OFFLINE.items():
-        os.environ.setdefault(variable, value)
+    set_library_defaults()
     layout = request.spec.layout
     if request.context_parallel is not None and request.context_parallel % layout.expert_parallel:
         raise SpecError(
             f"{request.context_parallel} ranks: layout.expert_parallel {layout.expert_parallel} does not divide them; "
             "experts are sharded over the same ranks as tokens"
         )
-    size = (request.context_parallel or layout.context_parallel) if entry.ranked else 1
+    size = request.ranks if entry.ranked else 1
     with tempfile.TemporaryDirectory(prefix="longstraw-") as scratch:
         if size == 1:
             context = StageContext(
@@ -232,21 +242,9 @@ def _execute(
             )
             result = execute_here(context)
         else:
-            from longstraw_core.stages.ranked import RankedRequest, execute_on_ranks
+            from longstraw_core.stages.ranked import execute_on_ranks, ranked_request
 
-            result = execute_on_ranks(
-                RankedRequest(
-                    stage=entry.name,
-                    spec=request.spec,
-                    run=request.run,
-                    transaction=request.transaction,
-                    context_parallel=size,
-                    expert_parallel=layout.expert_parallel,
-                    parent_checkpoint=request.parent_checkpoint,
-                    inputs=receipt_inputs,
-                    scratch=scratch,
-                )
-            )
+            result = execute_on_ranks(ranked_request(request, receipt_inputs, scratch))
     if not set(entry.outputs) <= set(result.outputs) <= {*entry.outputs, *entry.optional_outputs}:
         raise AssertionError(f"{entry.name} published {sorted(result.outputs)}, the catalogue says {entry.outputs}")
     return ReceiptPredicate(

@@ -18,6 +18,7 @@ from longstraw_core.spec import IntegrityError, SpecError, StageFailed, canonica
 from longstraw_core.stages.catalogue import stage_entry
 from longstraw_core.stages.events import EventLog
 from longstraw_core.stages.execute import StageOutcome, StageRequest, finished_stage
+from longstraw_core.stages.node_spread import processes_per_node
 from longstraw_core.stages.work_request import WorkRequest, store_request
 
 NAMESPACE_FILE = Path("/var/run/secrets/kubernetes.io/serviceaccount/namespace")
@@ -28,15 +29,24 @@ WORKER_IMAGE_VARIABLE = "LONGSTRAW_WORKER_IMAGE"
 
 
 def placement_plan(
-    request: StageRequest, *, namespace: str, image: str, placement: Placement, pod: PodSettings
+    request: StageRequest,
+    *,
+    namespace: str,
+    image: str,
+    placement: Placement,
+    pod: PodSettings,
+    accelerators: int = 0,
 ) -> PlacementPlan:
     """The plan of a stage; reads and writes nothing, so that `longstraw plan` can print it.
+
+    The specification decides how many processes a pod runs, whatever `placement` says; `accelerators`, of one pod,
+    must suit that, or be 0 where the stage runs on CPUs.
 
     Raises:
         SpecError: the stage, the image or the store does not allow it.
     """
     entry = stage_entry(request.stage)
-    _check_spread(request, placement)
+    each = processes_per_node(entry.name, request.spec, placement.nodes, accelerators)
     return make_plan(
         namespace=namespace,
         store=request.spec.storage.uri,
@@ -46,25 +56,9 @@ def placement_plan(
         spec_digest=sha256_digest(canonical_json(request.spec)),
         image=image,
         request=WorkRequest.of(entry.name, request).descriptor(),
-        placement=placement,
+        placement=placement.model_copy(update={"processes_per_node": each}),
         pod=pod,
     )
-
-
-def _check_spread(request: StageRequest, placement: Placement) -> None:
-    """Raise SpecError where the stage's work cannot be dealt to that many nodes."""
-    nodes, stage = placement.nodes, request.stage
-    if nodes == 1:
-        return
-    if stage == "sample":
-        engine = request.spec.sampling.engine
-        raise SpecError(f"cluster.stages.sample.nodes: {nodes}: sampling.engine {engine} samples in one pod")
-    ranks = request.spec.layout.context_parallel
-    if ranks % nodes:
-        raise SpecError(
-            f"cluster.stages.{stage}.nodes: {nodes}: layout.context_parallel is {ranks}, "
-            "which cannot be dealt evenly to them"
-        )
 
 
 def launch_stage(
@@ -73,6 +67,7 @@ def launch_stage(
     image: str,
     placement: Placement,
     pod: PodSettings,
+    accelerators: int = 0,
     api: ClusterApi | None = None,
     launcher: LauncherPod | None = None,
     say: Callable[[str], None] | None = None,
@@ -90,7 +85,9 @@ def launch_stage(
     if finished is not None:
         return finished
     api = api or ClusterApi(connect(), namespace_of_this_pod())
-    plan = placement_plan(request, namespace=api.namespace, image=image, placement=placement, pod=pod)
+    plan = placement_plan(
+        request, namespace=api.namespace, image=image, placement=placement, pod=pod, accelerators=accelerators
+    )
     log = EventLog(entry.name, request.run, request.transaction)
     log.emit("placement", **{name.replace(" ", "_"): value for name, value in plan.rows()})
     store = open_store(request.spec.storage.uri)
@@ -118,6 +115,8 @@ class LaunchSettings:
     image: str
     placement: Placement
     pod: PodSettings
+    accelerators: int
+    """Of one pod; 0 where it has none."""
 
 
 def launch_settings(arguments: Mapping[str, Any]) -> LaunchSettings | None:
@@ -143,13 +142,9 @@ def launch_settings(arguments: Mapping[str, Any]) -> LaunchSettings | None:
     secret = arguments.get("pull_secret")
     return LaunchSettings(
         image,
-        placement.model_copy(
-            update={
-                "processes_per_node": accelerators(pod, str(arguments["accelerator"])) or 1,
-                "pull_secrets": (secret,) if secret else (),
-            }
-        ),
+        placement.model_copy(update={"pull_secrets": (secret,) if secret else ()}),
         pod,
+        accelerators(pod, str(arguments["accelerator"])),
     )
 
 

@@ -13,7 +13,7 @@ from longstraw_core.spec.receipts import StageName, StageReceipt
 from longstraw_core.stages.catalogue import stage_entry
 from longstraw_core.stages.context import StageContext
 from longstraw_core.stages.events import EventLog
-from longstraw_core.stages.execute import ExecutedStage, execute_here
+from longstraw_core.stages.execute import ExecutedStage, StageRequest, execute_here
 from longstraw_core.training.launch import run_ranks
 from longstraw_core.training.process_groups import Ranks, available_device
 from longstraw_core.training.rank_task import RankTask
@@ -35,8 +35,23 @@ class RankedRequest(StrictModel):
     """Directory of this host for this execution."""
 
 
+def ranked_request(request: StageRequest, inputs: dict[str, Descriptor], scratch: str) -> RankedRequest:
+    """What the ranks of this host are told; every host of the stage tells its own the same."""
+    return RankedRequest(
+        stage=stage_entry(request.stage).name,
+        spec=request.spec,
+        run=request.run,
+        transaction=request.transaction,
+        context_parallel=request.ranks,
+        expert_parallel=request.spec.layout.expert_parallel,
+        parent_checkpoint=request.parent_checkpoint,
+        inputs=inputs,
+        scratch=scratch,
+    )
+
+
 def execute_on_ranks(request: RankedRequest) -> ExecutedStage:
-    """Launch the ranks and return what they say together.
+    """Launch this host's ranks and return what the ranks of all hosts say together.
 
     Raises:
         LongStrawError: what the failing rank reported; nothing is published then.

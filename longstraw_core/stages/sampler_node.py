@@ -6,6 +6,7 @@ It writes nothing to the store: the stage, its artifacts and its receipt are nod
 import tempfile
 from pathlib import Path
 
+from longstraw_core.artifacts.receipts import find_receipt
 from longstraw_core.artifacts.store import open_store
 from longstraw_core.rollout.server_command import NodePlace
 from longstraw_core.rollout.sglang_server import DEFAULT_HTTP_PORT, DEFAULT_RENDEZVOUS_PORT, follow_leader
@@ -40,6 +41,13 @@ def run_sampler_node(request: StageRequest, *, rank: int, leader: str) -> None:
     log = EventLog(f"sample rank {rank}", request.run, request.transaction)
     store = open_store(request.spec.storage.uri)
     receipts, inputs = upstream_receipts(store, request, entry)
+
+    def is_over() -> bool:
+        return find_receipt(store, request.run, request.transaction, entry.name) is not None
+
+    if is_over():  # node 0 finds it too and starts no server
+        log.emit("already_finished")
+        return
     place = NodePlace(
         rank=rank,
         leader=leader,
@@ -61,6 +69,12 @@ def run_sampler_node(request: StageRequest, *, rank: int, leader: str) -> None:
         policy = served_policy(context)
         log.emit("following", leader=leader)
         follow_leader(
-            policy, server, place, seed=request.spec.seed, logs=Path(scratch) / "server-logs", progress=log.progress
+            policy,
+            server,
+            place,
+            seed=request.spec.seed,
+            logs=Path(scratch) / "server-logs",
+            progress=log.progress,
+            is_over=is_over,
         )
         log.emit("leader_gone")

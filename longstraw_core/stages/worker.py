@@ -1,4 +1,7 @@
-"""The stage on one node of several: reads the request from the store and runs it; started by `stages.node`."""
+"""The stage on one node of several: reads the request from the store and runs it; started by `stages.node`.
+
+Node 0 runs the stage and writes its receipt, the others take part (`stages.following`).
+"""
 
 import os
 import sys
@@ -9,10 +12,12 @@ from longstraw_core.artifacts.store import open_store
 from longstraw_core.spec import Descriptor, SpecError
 from longstraw_core.stages.execute import run_stage
 from longstraw_core.stages.failure import report_stage_failure
+from longstraw_core.stages.following import follow_stage
 from longstraw_core.stages.work_request import WorkRequest, read_request
 
 STORE_VARIABLE = "LONGSTRAW_STORE"
 REQUEST_VARIABLE = "LONGSTRAW_REQUEST"
+NODE_VARIABLE, LEADER_VARIABLE = "LONGSTRAW_NODE_RANK", "LONGSTRAW_NODE_LEADER"
 
 
 def main() -> int:
@@ -20,11 +25,30 @@ def main() -> int:
     request: WorkRequest | None = None
     try:
         request = requested()
-        run_stage(request.to_stage_request())
+        node, leader = this_node()
+        if node == 0:
+            run_stage(request.to_stage_request())
+        else:
+            follow_stage(request.to_stage_request(), node=node, leader=leader)
     except BaseException as error:
         place = ("worker", "unknown", 0) if request is None else (request.stage, request.run, request.transaction)
         return report_stage_failure(*place, error)
     return 0
+
+
+def this_node() -> tuple[int, str]:
+    """Read this node's number and the host name of node 0.
+
+    Raises:
+        SpecError: the number is missing or none, or a node above 0 is told no leader.
+    """
+    number, leader = os.environ.get(NODE_VARIABLE, ""), os.environ.get(LEADER_VARIABLE, "")
+    if not number.isdecimal() or (int(number) and not leader):
+        raise SpecError(
+            f"{NODE_VARIABLE}={number!r} with {LEADER_VARIABLE}={leader!r}: there must be a number, and above 0 a "
+            "leader; this program is started by the launcher's pods"
+        )
+    return int(number), leader
 
 
 def requested() -> WorkRequest:

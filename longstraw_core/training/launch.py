@@ -7,6 +7,7 @@ import signal
 import socket
 import sys
 import threading
+import time
 import uuid
 from collections.abc import Callable
 from pathlib import Path
@@ -25,6 +26,9 @@ SILENCE_SECONDS = 20.0
 """A rank whose heartbeat is older is frozen: it is killed, and with it the task."""
 SHUTDOWN_SECONDS = 5
 """Between asking the other ranks to end and killing them."""
+CAUSE_FIRST_SECONDS = 5.0
+"""A node whose ranks only lost one of another node ends that much later: who ends first is taken for the cause, and
+Kubernetes tells whole seconds."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -74,6 +78,8 @@ def run_ranks(task: RankTask, directory: Path, *, nodes: Nodes | None = None) ->
             )
     except ChildFailedError as failed:
         died = {rank: failure.exitcode for rank, failure in failed.failures.items()}
+        if nodes.count > 1 and only_lost_others(directory, died):
+            time.sleep(CAUSE_FIRST_SECONDS)
         raise describe_failure(directory, task, died, watch.silenced) from None
     except SignalException as received:
         if received.sigval == signal.SIGINT:
@@ -161,6 +167,13 @@ class _Watch:
                         os.kill(found[0].process, signal.SIGKILL)
                     except ProcessLookupError:
                         del self.silenced[rank]
+
+
+def only_lost_others(directory: Path, died: dict[int, int]) -> bool:
+    """Whether every rank that died here by itself reported that it lost another one."""
+    lost = {failure.rank: failure.lost_another for failure in read_failures(directory)}
+    silent = [code for rank, code in died.items() if rank not in lost]
+    return bool(lost) and all(lost.values()) and all(code == -signal.SIGTERM for code in silent)
 
 
 def describe_failure(

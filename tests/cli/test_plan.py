@@ -1,4 +1,4 @@
-"""`longstraw plan` on the two large models, and what it refuses."""
+"""`longstraw plan` on the two large models, the placement of stages of several pods, and what it refuses."""
 
 import json
 from pathlib import Path
@@ -8,11 +8,30 @@ import pytest
 from click.testing import CliRunner, Result
 
 from longstraw_core.cli.main import main
+from longstraw_core.cli.spec_file import read_spec
+from longstraw_core.cluster.placement import Placement
+from longstraw_core.cluster.task_config import PodSettings
+from longstraw_core.stages.execute import StageRequest
+from longstraw_core.stages.launcher import placement_plan
 
 PLANS = Path(__file__).parents[2] / "examples" / "plans"
 HYBRID = ["plan", str(PLANS / "qwen3.6-27b.yaml"), "--context-parallel", "8"]
 MIXTURE = ["plan", str(PLANS / "glm-5.2.yaml"), "--context-parallel", "32", "--expert-parallel", "32"]
 DEVICE = ["--device", str(PLANS / "device-96gb.json")]
+DIGEST = "ab" * 32
+ON_NODES = [
+    *("--set", "storage.uri=s3://team/longstraw", "--set", "layout.context_parallel=16"),
+    *("--set", "cluster.stages.train.nodes=2", "--set", "cluster.trainer.accelerators=8"),
+    *("--set", "cluster.queue=gpu", "--set", "cluster.stages.train.scheduling_minutes=5"),
+]
+
+
+@pytest.fixture
+def images(tmp_path: Path) -> list[str]:
+    """The option that names an image lock."""
+    lock = {role: f"registry.example/longstraw/{role}@sha256:{DIGEST}" for role in ("control", "sampler", "trainer")}
+    (tmp_path / "lock.json").write_text(json.dumps(lock), encoding="utf-8")
+    return ["--images", str(tmp_path / "lock.json")]
 
 
 def invoke(*arguments: str) -> Result:
@@ -76,6 +95,61 @@ def test_without_figures_nothing_is_said_of_fit_or_time() -> None:
 )
 def test_wrong_input_is_one_line(arguments: list[str], words: str) -> None:
     result = invoke(*arguments)
+    assert result.exit_code == 2
+    assert words in result.stderr
+    assert len(result.stderr.splitlines()) == 1
+
+
+def test_the_placement_of_a_stage_of_several_pods_is_the_launchers(images: list[str]) -> None:
+    command = ["plan", str(PLANS / "qwen3.6-27b.yaml"), *ON_NODES, *images, "--run", "demo", "--namespace", "team"]
+    (placed,) = plan(*command)["placements"]
+    spec = read_spec(PLANS / "qwen3.6-27b.yaml", tuple(ON_NODES[1::2]))
+    launched = placement_plan(
+        StageRequest(stage="train", spec=spec, run="demo", transaction=1),
+        namespace="team",
+        image=f"registry.example/longstraw/trainer@sha256:{DIGEST}",
+        placement=Placement(nodes=2),
+        pod=PodSettings(),
+    )
+    assert (placed["stage"], placed["name"], placed["image"]) == ("train", launched.name, launched.image)
+    assert (placed["pods"], placed["processes"], placed["processes_per_pod"]) == (2, 16, 8)
+    assert placed["rendezvous"] == f"{launched.pod_host(0)}:29500"
+    assert placed["hosts"] == [launched.pod_host(0), launched.pod_host(1)]
+    assert placed["resources_per_pod"]["limits"] == {"memory": "64Gi", "nvidia.com/gpu": "8"}
+    assert (placed["queue"], placed["scheduling_seconds"]) == ("gpu", 300)
+    table = invoke(*command).stdout
+    assert "Placement of train" in table
+    for text in (f"team/{launched.name}", "2, one per node", "16 (8 per pod)", "scheduling within 300 s"):
+        assert text in table
+    assert launched.name not in invoke(*command, "--transaction", "2").stdout
+
+
+def test_a_specification_without_stages_of_several_pods_has_no_placement(images: list[str]) -> None:
+    assert plan(*HYBRID, *images)["placements"] == []
+    assert "Placement" not in invoke(*HYBRID).stdout
+
+
+def test_pods_without_published_images_are_not_planned_and_the_rest_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("LONGSTRAW_IMAGES_LOCK", raising=False)
+    monkeypatch.setattr("components.images.DEFAULT_IMAGE_LOCK", Path("nowhere.json"))
+    result = invoke("plan", str(PLANS / "qwen3.6-27b.yaml"), *ON_NODES)
+    assert result.exit_code == 0
+    assert "Plan of one prompt" in result.stdout
+    assert "the pods of train are not planned" in result.stderr
+    assert len(result.stderr.splitlines()) == 1
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["--context-parallel", "8"], "8 is 4 ranks per pod, and a pod has 8 accelerators"),
+        (["--set", "cluster.stages.train.nodes=3"], "cannot be dealt evenly"),
+        (["--set", "cluster.stages.sample.nodes=2"], "samples in one pod"),
+        (["--set", "storage.uri=file:///data"], "directory of one machine"),
+    ],
+)
+def test_a_placement_that_cannot_be_is_one_line(arguments: list[str], words: str, images: list[str]) -> None:
+    result = invoke("plan", str(PLANS / "qwen3.6-27b.yaml"), *ON_NODES, *images, *arguments)
     assert result.exit_code == 2
     assert words in result.stderr
     assert len(result.stderr.splitlines()) == 1

@@ -1,9 +1,6 @@
 """A real stage through the launcher: the pod is played by a process that runs what its template says."""
 
-import os
 import signal
-import subprocess
-import sys
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -18,9 +15,9 @@ from longstraw_core.cluster.task_config import PodSettings
 from longstraw_core.spec import DataRefused, IntegrityError, SpecError, TransactionSpec
 from longstraw_core.stages.execute import StageOutcome, StageRequest, run_stage
 from longstraw_core.stages.launcher import launch_settings, launch_stage, placement_plan
-from tests.cluster.conftest import DIGEST, IMAGE, IMAGE_ID, QUICK_TIMES, launcher_pod
+from tests.cluster.conftest import DIGEST, IMAGE, QUICK_TIMES, launcher_pod
+from tests.cluster.pod_processes import PodProcesses
 from tests.servers.kubernetes_api.cluster import Cluster
-from tests.servers.kubernetes_api.kubelet import INDEX
 
 
 @pytest.fixture
@@ -39,53 +36,6 @@ def pod_settings_of_test(tmp_path: Path) -> PodSettings:
         volumes=({"name": "work", "persistentVolumeClaim": {"claimName": "work"}},),
         volume_mounts=({"name": "work", "mountPath": tmp_path.as_posix()},),
     )
-
-
-class PodProcesses:
-    """Runs the command of every pod of a Job as a process here, and tells the server how it ends."""
-
-    def __init__(self, cluster: Cluster, directory: Path, *, image_variable: str = IMAGE) -> None:
-        self._cluster = cluster
-        self._directory = directory
-        self._image_variable = image_variable
-        self.processes: list[subprocess.Popen[str]] = []
-
-    def play(self, job: str, count: int) -> threading.Thread:
-        def run() -> None:
-            for pod in self._cluster.kubelet.wait_for_pods(job, count):
-                self._run(pod)
-
-        thread = threading.Thread(target=run, daemon=True)
-        thread.start()
-        return thread
-
-    def _run(self, pod: dict) -> None:
-        container = pod["spec"]["containers"][0]
-        name = pod["metadata"]["name"]
-        environment = {
-            item["name"]: item.get("value", pod["metadata"]["annotations"][INDEX]) for item in container["env"]
-        }
-        scratch = self._directory / name
-        scratch.mkdir()
-        environment |= {"HOME": str(scratch), "TMPDIR": str(scratch), "XDG_CACHE_HOME": str(scratch)}
-        environment["LONGSTRAW_IMAGE"] = self._image_variable
-        assert container["command"][0] == "python3"
-        process = subprocess.Popen(
-            [sys.executable, *container["command"][1:]],
-            env={**os.environ, **environment},
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-        )
-        self.processes.append(process)
-        self._cluster.kubelet.start(pod, IMAGE_ID)
-        for line in process.stdout or ():
-            self._cluster.kubelet.logs.write(name, line.rstrip())
-        status = process.wait()
-        if status == 0:
-            self._cluster.kubelet.succeed(pod, IMAGE_ID)
-        else:
-            self._cluster.kubelet.crash(pod, IMAGE_ID, status if status > 0 else 128 - status)
 
 
 def launched(
@@ -194,7 +144,7 @@ def test_the_arguments_of_a_component_say_what_is_launched(monkeypatch: pytest.M
     monkeypatch.setenv("LONGSTRAW_WORKER_IMAGE", IMAGE)
     settings = launch_settings(arguments)
     assert settings is not None
-    assert (settings.image, settings.placement.nodes, settings.placement.processes_per_node) == (IMAGE, 4, 8)
+    assert (settings.image, settings.placement.nodes, settings.accelerators) == (IMAGE, 4, 8)
     assert (settings.placement.queue, settings.placement.pull_secrets) == ("gpu", ("registry",))
     assert settings.pod.resources["requests"] == {"nvidia.com/gpu": "8"}
     with pytest.raises(SpecError, match="placement: nodes"):
@@ -204,19 +154,6 @@ def test_the_arguments_of_a_component_say_what_is_launched(monkeypatch: pytest.M
 def test_without_a_cluster_the_same_component_runs_the_stage_here() -> None:
     assert launch_settings({"placement": "{}", "task_config": dsl.TaskConfig()}) is None
     assert launch_settings({"spec": "{}"}) is None
-
-
-def test_work_that_cannot_be_dealt_to_the_nodes_is_refused(spec_fields: dict[str, Any], tmp_path: Path) -> None:
-    spec = TransactionSpec.model_validate(spec_fields)
-    for stage, says in (("train", "cannot be dealt evenly"), ("sample", "samples in one pod")):
-        with pytest.raises(SpecError, match=says):
-            placement_plan(
-                StageRequest(stage=stage, spec=spec, run="small", transaction=1),
-                namespace="team",
-                image=IMAGE,
-                placement=Placement(nodes=3),
-                pod=PodSettings(),
-            )
 
 
 def test_a_request_before_its_upstream_stages_is_refused_before_anything_is_created(

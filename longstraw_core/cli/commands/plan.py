@@ -9,6 +9,7 @@ from pydantic import ValidationError
 
 from longstraw_core.cli.command import output_option, reports_errors
 from longstraw_core.cli.output import OutputFormat, console, human_bytes, human_seconds, make_table, print_json
+from longstraw_core.cli.planned_pods import placement_record, plan_pods, print_placements
 from longstraw_core.cli.spec_file import read_spec
 from longstraw_core.planning.architecture import Architecture, read_architecture
 from longstraw_core.planning.memory import Ranks
@@ -33,6 +34,14 @@ from longstraw_core.spec.parse import describe_validation_errors
 @click.option("--teraflops", type=float, help="Peak of one accelerator in the model's data type.")
 @click.option("--utilisation", type=float, help="Share of that peak which is reached.")
 @click.option("--link-gb-per-second", type=float, help="What one accelerator sends to the others.")
+@click.option("--run", "run_name", help="Name of the run, for the names of pods (default: the specification's).")
+@click.option("--transaction", type=click.IntRange(1, 9999), default=1, show_default=True)
+@click.option("--namespace", "-n", default="kubeflow", show_default=True, help="Where stages of several pods run.")
+@click.option(
+    "--images",
+    type=click.Path(path_type=Path, dir_okay=False),
+    help="Image lock, as for `compile`; only stages of several pods need it.",
+)
 @output_option
 @reports_errors
 def plan_command(
@@ -42,25 +51,40 @@ def plan_command(
     expert_parallel: int | None,
     prompt_tokens: int | None,
     device: Path | None,
+    run_name: str | None,
+    transaction: int,
+    namespace: str,
+    images: Path | None,
     output: OutputFormat,
     **figures: float | None,
 ) -> None:
-    """Print what SPEC needs per rank, whether a prompt fits, and an estimate of the time of one prompt's group.
+    """Print what SPEC needs per rank, whether a prompt fits, an estimate of the time of one prompt's group, and the
+    placement of stages of several pods.
 
     Only the snapshot's config.json is read. Memory is exact for weights, adapter and state; what autograd keeps is
-    counted from the engine's reference path. Times come from the figures you give, without overlap.
+    counted from the engine's reference path. Times come from the figures you give, without overlap. Names and numbers
+    of pods are those that the stage's launcher computes; nothing is created.
     """
     parsed = read_spec(spec, overrides)
     architecture = _architecture((spec.parent / parsed.model.snapshot) / "config.json", parsed.model.family)
     ranks = Ranks(context_parallel or parsed.layout.context_parallel, expert_parallel or parsed.layout.expert_parallel)
     tokens = prompt_tokens or parsed.data.max_prompt_tokens or architecture.positions
+    placed = parsed.model_copy(
+        update={
+            "layout": parsed.layout.model_copy(
+                update={"context_parallel": ranks.context, "expert_parallel": ranks.expert}
+            )
+        }
+    )
+    pods = plan_pods(placed, run=run_name or parsed.name, transaction=transaction, namespace=namespace, images=images)
     known = _device(device, {name: value for name, value in figures.items() if value is not None})
     plan = make_plan(architecture, parsed, ranks, tokens, known)
     record = plan_record(plan, parsed.objective.gradient, known)
     if output == "json":
-        print_json(record)
+        print_json(record | {"placements": [placement_record(pod) for pod in pods]})
     else:
         _print_table(record)
+        print_placements(pods)
 
 
 def plan_record(plan: Plan, gradient: str, device: DeviceFigures | None) -> dict[str, Any]:
