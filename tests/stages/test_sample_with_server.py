@@ -88,6 +88,18 @@ def test_a_stage_whose_server_died_goes_on_from_its_finished_groups(
     assert not [name for name in store.list_names("runs/") if "finished" in name]
 
 
+def test_groups_of_one_response_many_times_are_flagged(
+    server_fields: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    spec = make_spec(server_fields)
+    before(spec)
+    monkeypatch.setenv("FAKE_SGLANG_SEED", "5")
+    predicate = run(spec, "sample").receipt.predicate
+    assert predicate.metrics["sampling/identical_groups"] == 4
+    assert predicate.metrics["sampling/repeated_responses"] == 12
+    assert predicate.facts["identical_responses"].startswith("all responses of at least one group are the same")
+
+
 def test_the_log_is_kept_when_the_servers_numbers_are_refused(
     server_fields: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -2,7 +2,8 @@
 
 It has no model. `tests/sglang` pins the shape of its replies to those of the real server. The environment steers it:
 FAKE_SGLANG_TOKEN_SECONDS slows it down, FAKE_SGLANG_DIE_AFTER kills it after so many responses, FAKE_SGLANG_BROKEN
-makes it end at the start, FAKE_SGLANG_LOGPROB is the log-probability of every token.
+makes it end at the start, FAKE_SGLANG_LOGPROB is the log-probability of every token,
+FAKE_SGLANG_SEED the seed of every response.
 """
 
 import argparse
@@ -47,7 +48,7 @@ def generate(state: State, body: dict[str, Any]) -> tuple[int, dict[str, Any]]:
     stated = os.environ.get("FAKE_SGLANG_LOGPROB")
     tokens: list[int] = []
     reason: dict[str, Any] = {"type": "length", "length": parameters["max_new_tokens"]}
-    value = parameters["sampling_seed"]
+    value = int(os.environ.get("FAKE_SGLANG_SEED", parameters["sampling_seed"]))
     while len(tokens) < parameters["max_new_tokens"]:
         time.sleep(state.token_seconds)
         if body["rid"] in state.aborted or "*" in state.aborted:
