@@ -42,7 +42,7 @@ class Waiting:
     """Not there yet; whether that is normal is a matter of how long."""
 
     reason: str
-    """`pods`, `nodes`, `image`, `configuration`, `running` or `evidence`."""
+    """`pods`, `nodes`, `image`, `configuration`, `running`, `evidence` or `cause`."""
     message: str
 
 
@@ -121,7 +121,7 @@ def _completed(plan: PlacementPlan, pods: tuple[JsonObject, ...]) -> Verdict:
     return Completed()
 
 
-def _failed(plan: PlacementPlan, ended: JsonObject | None, failed: list[JsonObject]) -> Failed:
+def _failed(plan: PlacementPlan, ended: JsonObject | None, failed: list[JsonObject]) -> Failed | Waiting:
     reason, message = str((ended or {}).get("reason") or ""), _clean((ended or {}).get("message"))
     if reason == "DeadlineExceeded":
         return Failed(
@@ -131,7 +131,8 @@ def _failed(plan: PlacementPlan, ended: JsonObject | None, failed: list[JsonObje
             )
         )
     if not failed:
-        return Failed(StageFailed(f"Job {plan.name} failed: {reason}: {message}"))
+        # Jobs and pods are watched apart: which pod failed, and why, may arrive a moment later
+        return Waiting("cause", f"Job {plan.name} failed: {reason}: {message}")
     causes = sorted(failed, key=_blame)
     return Failed(_pod_error(causes[0]), tuple(pod["metadata"]["name"] for pod in causes))
 

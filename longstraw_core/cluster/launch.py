@@ -20,7 +20,7 @@ from longstraw_core.cluster.ownership import GONE_SECONDS, Ownership
 from longstraw_core.cluster.placement import PlacementPlan
 from longstraw_core.cluster.termination import Terminated, signals_ignored, terminated_by_signal
 from longstraw_core.cluster.watching import Notice, ResourceWatch, Seen, Trouble
-from longstraw_core.spec import IntegrityError, LongStrawError, Retryable, SpecError
+from longstraw_core.spec import IntegrityError, LongStrawError, Retryable, SpecError, StageFailed
 
 JsonObject = dict[str, Any]
 
@@ -213,6 +213,8 @@ class _Run:
             )
         if verdict.reason == "evidence" and waited > self.times.log_end:
             raise IntegrityError(f"{verdict.message}, so that nothing says which code ran; run again")
+        if verdict.reason == "cause" and waited > self.times.log_end:
+            raise StageFailed(verdict.message)
         if verdict.reason in ("image", "configuration") and waited > self.times.image:
             raise SpecError(f"{verdict.message}; after {waited:.0f} s of trying")
 
