@@ -15,6 +15,7 @@ from longstraw_core.artifacts import find_receipt, open_store
 from longstraw_core.cluster.placement import Placement
 from longstraw_core.cluster.task_config import PodSettings
 from longstraw_core.spec import SpecError, StageFailed, TransactionSpec
+from longstraw_core.spec.rank_sessions import RankSessions, check_agreement
 from longstraw_core.spec.receipts import ReceiptPredicate
 from longstraw_core.stages.execute import StageOutcome, StageRequest, run_stage
 from longstraw_core.stages.launcher import launch_stage, placement_plan
@@ -23,7 +24,7 @@ from tests.cluster.pod_processes import PodProcesses
 from tests.servers.kubernetes_api.cluster import Cluster
 from tests.servers.kubernetes_api.kubelet import eventually
 from tests.servers.ports import free_port
-from tests.stages.scripted import make_spec
+from tests.stages.scripted import group_rollouts, make_spec, prompts_of, publish_rollouts, run
 from tests.support.sglang.cpu import fake_environment
 from tests.support.sglang.oracle import SERVED
 
@@ -106,6 +107,33 @@ def test_a_stage_on_two_nodes_gives_the_receipt_of_one_machine_and_node_0_alone_
     assert (len(finished[0]), finished[1]) == (1, [])
     assert any("ranks_ended" in line for line in pods.lines[1])
     assert cluster.held() == []
+
+
+def test_an_update_on_two_nodes_gives_the_checkpoint_of_one_machine(
+    cluster: Cluster, pods: PodProcesses, one_prompt: dict[str, Any], mounted: PodSettings
+) -> None:
+    def ready(name: str) -> TransactionSpec:
+        spec = make_spec(one_prompt, "layout.context_parallel=2", f"name={name}")
+        prepared(spec, name)
+        (prompt,) = prompts_of(spec)
+        answers = [f"Answer: {prompt.ground_truth}"] * 2 + ["Answer: 0"] * 2
+        publish_rollouts(spec, group_rollouts(prompt, answers))
+        for stage in ("score_rewards", "capture_prefix", "old_logprobs"):
+            ranks = None if stage == "score_rewards" else 1
+            run_stage(StageRequest(stage=stage, spec=spec, run=name, transaction=1, context_parallel=ranks))
+        return spec
+
+    here = run(ready("here"), "train").receipt.predicate
+    request = StageRequest(stage="train", spec=ready("nodes"), run="nodes", transaction=1)
+    predicate = on_two_nodes(cluster, pods, request, mounted).receipt.predicate
+    assert predicate.outputs["checkpoint"].digest == here.outputs["checkpoint"].digest
+    assert predicate.metrics == here.metrics
+    sessions = RankSessions.model_validate_json(
+        open_store(request.spec.storage.uri).get_bytes(predicate.outputs["rank_sessions"])
+    )
+    check_agreement(sessions)
+    assert len(sessions.sessions) == 2
+    assert not any("stage_finished" in line for line in pods.lines[1])
 
 
 def test_a_rank_that_dies_on_the_other_node_is_the_error_of_the_launch(

@@ -252,3 +252,21 @@ def test_another_node_runs_its_rank_until_node_0_is_done(
     refused = subprocess.run([*command[:-1], "2", "--leader", "h"], capture_output=True, text=True, check=False)
     assert refused.returncode == 2
     assert "has a rank from 1 to sampling.server.nodes - 1" in refused.stderr
+
+
+def test_another_node_ends_when_the_stage_ended_without_its_server(
+    server_fields: dict[str, Any], tmp_path: Path
+) -> None:
+    server_fields["sampling"]["server"] |= {"nodes": 2, "tensor_parallel": 2, "start_timeout_seconds": 600.0}
+    path = tmp_path / "nodes.yaml"
+    path.write_text(json.dumps(server_fields), encoding="utf-8")
+    spec = make_spec(server_fields)
+    before(spec)
+    command = [sys.executable, "-m", "longstraw_core.cli", "sampler-node", str(path), "--rank", "1"]
+    command += ["--leader", "127.0.0.2"]  # nobody answers there, as when node 0 has nothing left to sample
+    waiting = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
+    run(spec, "sample")
+    late = subprocess.run(command, capture_output=True, text=True, check=False, timeout=300)
+    _, errors = waiting.communicate(timeout=300)
+    assert (waiting.returncode, late.returncode) == (0, 0), errors + late.stderr
+    assert "already_finished" in late.stderr
