@@ -40,13 +40,13 @@ def test_a_stage_completes_and_leaves_nothing(
     cluster.kubelet.logs.write(pods[0]["metadata"]["name"], "step 1 of 1")
     cluster.kubelet.logs.write(pods[0]["metadata"]["name"], "a forged \x1b[31mline")
     eventually(lambda: any("step 1 of 1" in line for line in launched.lines), "rank 0's log is shown")
+    eventually(lambda: any("2 of 2 pods have started" in line for line in launched.lines), "progress is shown")
     for pod in pods:
         cluster.kubelet.succeed(pod, IMAGE_ID)
 
     assert launched.wait() is None
     assert "rank 0 | step 1 of 1" in launched.lines
     assert "rank 0 | a forged ?[31mline" in launched.lines
-    assert any("2 of 2 pods have started" in line for line in launched.lines)
     eventually(lambda: cluster.held() == [], "everything is given back")
     (attempt,) = read_attempts(store, "demo")
     assert attempt.closed
