@@ -1,4 +1,4 @@
-"""Every Kubernetes verb that the launcher and `longstraw cleanup` use, in one namespace; the one list of it."""
+"""The one list of Kubernetes verbs that the launcher, `longstraw cleanup` and `longstraw logs` use, in one namespace."""
 
 from dataclasses import dataclass
 from typing import Any

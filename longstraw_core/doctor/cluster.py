@@ -1,13 +1,14 @@
 """Checks of the cluster: KFP's version, permissions, accelerators, queue, images."""
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from importlib import metadata
 from typing import Any
 
 from longstraw_core.cluster.permissions import Permission
 from longstraw_core.doctor.check import Skipped
-from longstraw_core.kubeflow.kubernetes_access import TIMEOUT_SECONDS, KubernetesAccess, kubernetes_errors
+from longstraw_core.kubeflow.kubernetes_access import TIMEOUT_SECONDS, KubernetesAccess, NotAllowed, kubernetes_errors
 from longstraw_core.kubeflow.permissions import missing_permissions
 from longstraw_core.kubeflow.registry import check_image
 from longstraw_core.kubeflow.server import KubeflowServer
@@ -47,19 +48,28 @@ def check_permissions(access: KubernetesAccess, permissions: Iterable[Permission
     return f"namespace {access.namespace}: all {len(asked)} permissions"
 
 
+@contextmanager
+def _skipped_where_not_allowed() -> Iterator[None]:
+    """No stage reads nodes or queues, so an account that may not read them lacks nothing: the check is skipped."""
+    try:
+        yield
+    except NotAllowed as error:
+        raise Skipped(str(error)) from error
+
+
 def check_accelerators(access: KubernetesAccess, cluster: ClusterSpec) -> str:
     """Sum what the nodes offer of the specification's accelerator.
 
     Raises:
         SpecError: no node that the node selector allows has as many as one pod asks for.
-        Skipped: no stage asks for any.
+        Skipped: no stage asks for any, or this account may not list nodes.
     """
     from kubernetes import client
 
     most = max(cluster.trainer.accelerators, cluster.sampler.accelerators)
     if most == 0:
         raise Skipped("no stage asks for accelerators")
-    with kubernetes_errors(access.server, "listing nodes"):
+    with _skipped_where_not_allowed(), kubernetes_errors(access.server, "listing nodes"):
         nodes: Any = client.CoreV1Api(access.client).list_node(_request_timeout=TIMEOUT_SECONDS)
     selected = [
         int((node.status.allocatable or {}).get(cluster.accelerator, 0))
@@ -79,14 +89,17 @@ def check_queue(access: KubernetesAccess, cluster: ClusterSpec) -> str:
 
     Raises:
         SpecError: there is none of this name, or it is not active.
-        Skipped: the specification names none.
+        Skipped: the specification names none, or this account may not read queues.
     """
     from kubernetes import client
 
     if cluster.queue is None:
         raise Skipped("cluster.queue is not set")
     group, version, plural = QUEUE_API
-    with kubernetes_errors(access.server, f"reading queue {cluster.queue} in {access.namespace}"):
+    with (
+        _skipped_where_not_allowed(),
+        kubernetes_errors(access.server, f"reading queue {cluster.queue} in {access.namespace}"),
+    ):
         queue: Any = client.CustomObjectsApi(access.client).get_namespaced_custom_object(
             group, version, access.namespace, plural, cluster.queue, _request_timeout=TIMEOUT_SECONDS
         )

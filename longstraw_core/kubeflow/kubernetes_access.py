@@ -57,6 +57,10 @@ def open_kubernetes(kubeconfig: Path | None, context: str | None, namespace: str
     return KubernetesAccess(client.ApiClient(settings), namespace or found or DEFAULT_NAMESPACE, str(settings.host))
 
 
+class NotAllowed(SpecError):
+    """The API server answers 403."""
+
+
 @contextmanager
 def kubernetes_errors(server: str, doing: str) -> Iterator[None]:
     """Turn what the generated client raises into one line."""
@@ -69,6 +73,6 @@ def kubernetes_errors(server: str, doing: str) -> Iterator[None]:
         words = f"{server}: {doing}: {error.status} {error.reason}"
         if error.status in (0, 429) or (error.status or 0) >= 500:
             raise Retryable(words) from error
-        raise SpecError(words) from error
+        raise (NotAllowed if error.status == 403 else SpecError)(words) from error
     except HTTPError as error:
         raise Retryable(f"{server}: {doing}: {' '.join(str(getattr(error, 'reason', error)).split())}") from error

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import yaml
 
+from longstraw_core.cli.main import main
 from longstraw_core.cluster.permissions import role_rules
 from tests.charts.rendering import CHART, GOLDEN, VALUES, helm, objects, template
 
@@ -157,6 +158,22 @@ def test_no_object_holds_a_secret_and_the_role_reads_none() -> None:
 def test_the_role_is_exactly_what_launchers_and_cleanup_use() -> None:
     (role,) = [entry for entry in objects(template(MINIMAL)) if entry["kind"] == "Role"]
     assert role["rules"] == role_rules()
+
+
+@pytest.mark.parametrize("values", [MINIMAL, FULL], ids=lambda path: path.stem)
+def test_every_command_of_a_container_exists_with_these_options(values: Path) -> None:
+    for _, container in containers(objects(template(values, "garbageCollection.enabled=true"))):
+        assert container["command"] == ["longstraw"]
+        command, options = main.commands[container["args"][0]], container["args"][1:]
+        known = {option for parameter in command.params for option in parameter.opts}
+        assert {option for option in options if option.startswith("--")} <= known
+
+
+def test_the_doctor_asks_about_the_cluster_and_reads_the_transaction() -> None:
+    for values, spec in ((MINIMAL, False), (FULL, True)):
+        (arguments,) = [c["args"] for _, c in containers(objects(template(values))) if c["name"] == "doctor"]
+        assert {"--kubernetes", "--check-images"} <= set(arguments)
+        assert ("/etc/longstraw/transaction.yaml" in arguments) == spec
 
 
 def test_two_teams_share_no_object_prefix_or_network() -> None:

@@ -210,3 +210,13 @@ def test_a_snapshot_that_is_not_whole_is_found(spec_fields: dict[str, Any], tmp_
 
 def test_two_processes_agree_over_gloo(tmp_path: Path) -> None:
     assert "gloo: 2 processes agree" in check_collectives(tmp_path)
+
+
+def test_an_account_that_may_not_look_at_nodes_and_queues_lacks_nothing(
+    cluster: KubernetesReads, spec_fields: dict[str, Any], tmp_path: Path
+) -> None:
+    config = cluster.kubeconfig(tmp_path / "config")
+    cluster.denied = {("", "nodes", "list"), ("kueue.x-k8s.io", "localqueues", "get")}
+    found = findings(write_spec(tmp_path / "s.json", spec_fields, queue="gpus"), "--kubeconfig", config)
+    assert (found["accelerators"]["status"], found["queue"]["status"]) == ("skipped", "skipped")
+    assert "403" in found["accelerators"]["found"]

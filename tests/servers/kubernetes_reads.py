@@ -93,6 +93,10 @@ class KubernetesReads:
                 return 404, None
             kept = lines[len(lines) - int(query["tailLines"]) :] if "tailLines" in query else lines
             return 200, "".join(line + "\n" for line in kept)
+        if parsed.path == "/api/v1/nodes" and ("", "nodes", "list") in self.denied:
+            return 403, None
+        if parsed.path.startswith(queues) and ("kueue.x-k8s.io", "localqueues", "get") in self.denied:
+            return 403, None
         if parsed.path == "/api/v1/nodes":
             return 200, {"items": self.nodes}
         if parsed.path.startswith(queues):
