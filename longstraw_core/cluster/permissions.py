@@ -1,4 +1,4 @@
-"""The one list of Kubernetes verbs that the launcher, `longstraw cleanup` and `longstraw logs` use, in one namespace."""
+"""The one list of Kubernetes verbs that the launcher and `longstraw cleanup` and `logs` use, in one namespace."""
 
 from dataclasses import dataclass
 from typing import Any
