@@ -13,7 +13,7 @@ import torch
 
 from longstraw_core.mixers.absorbed_attention import absorbed_attention
 from longstraw_core.mixers.exchange.collectives import Exchange
-from longstraw_core.mixers.exchange.volume import AttentionSizes, attention_travels
+from longstraw_core.mixers.exchange.volume import AttentionSizes, attention_travels, swept_attention_travels
 from longstraw_core.mixers.family import Mixed, StateBytes
 from longstraw_core.mixers.index_exchange import select_across_ranks
 from longstraw_core.mixers.index_selection import (
@@ -131,9 +131,12 @@ class LatentAttention:
     def _route(self, segment: Segment) -> LatentRoute:
         if self._exchange.alone:
             return LocalRows(segment.ownership)
-        travels = attention_travels(
-            self.sizes, segment.ownership, state_gradient=segment.state_gradient, backward=torch.is_grad_enabled()
-        )
+        if segment.choices == "free":
+            travels = attention_travels(
+                self.sizes, segment.ownership, state_gradient=segment.state_gradient, backward=torch.is_grad_enabled()
+            )
+        else:  # what later layers select by score is selected again in the sweep
+            travels = swept_attention_travels(self.sizes, segment.ownership)
         route = QueriesVisitRows if travels == "queries" else RowsVisitQueries
         return route(self._exchange, segment.ownership)
 

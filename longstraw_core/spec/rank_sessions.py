@@ -115,9 +115,24 @@ def check_agreement(record: RankSessions) -> None:
                         f"rank sessions: {what} {when} the step is {mine} on rank {session.rank} "
                         f"and {other} on rank 0: nothing was published"
                     )
-        for mine, other in zip(session.witnesses, first.witnesses, strict=True):
+        _check_gradients(session.rank, session.witnesses, 0, first.witnesses)
+        holder = sessions[session.rank % record.expert_parallel]  # the first rank with the same experts
+        for when in ("before", "after"):
+            mine, other = getattr(session, when).experts, getattr(holder, when).experts
             if mine != other:
                 raise NumericError(
-                    f"rank sessions: gradient of {mine.group} differs between rank {session.rank} and rank 0: "
-                    "nothing was published"
+                    f"rank sessions: the experts' adapter {when} the step is {mine} on rank {session.rank} "
+                    f"and {other} on rank {holder.rank}, which hold the same experts: nothing was published"
                 )
+        _check_gradients(session.rank, session.expert_witnesses, holder.rank, holder.expert_witnesses)
+
+
+def _check_gradients(
+    rank: int, witnesses: tuple[GradientWitness, ...], other: int, expected: tuple[GradientWitness, ...]
+) -> None:
+    for mine, theirs in zip(witnesses, expected, strict=True):
+        if mine != theirs:
+            raise NumericError(
+                f"rank sessions: gradient of {mine.group} differs between rank {rank} and rank {other}: "
+                "nothing was published"
+            )

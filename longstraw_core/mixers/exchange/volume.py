@@ -138,6 +138,22 @@ def attention_travels(
     return cheaper(queries_travel(sizes, segment), keys, backward=backward)
 
 
+def swept_attention_travels(sizes: AttentionSizes, segment: SegmentOwnership) -> Travels:
+    """Return what should travel in one layer of a chunk that is captured now and swept later; the same for both.
+
+    The two ways round differently. Where a later layer selects tokens by score, capture and sweep must reach the same
+    bits, so that one choice is made for what they send together: forward twice and backward once.
+    """
+    segment = largest_share(segment)
+    queries = queries_travel(sizes, segment)
+    keys = keys_travel(sizes, segment, state_gradient=True)
+    return cheaper(_forward_again(queries), _forward_again(keys), backward=True)
+
+
+def _forward_again(volume: Volume) -> Volume:
+    return Volume(2 * volume.forward, volume.backward)
+
+
 def largest_share(segment: SegmentOwnership) -> SegmentOwnership:
     """The segment as rank 0 sees it: all ranks must choose alike, so the choice looks at one rank's bytes."""
     prompt = segment.prompt

@@ -46,6 +46,8 @@ CASES += [
     Case("more-expert-ranks,-2-and-4", 60, (7, 2), 25, "exact", 2, experts=4),
     Case("more-expert-ranks,-1-and-4", 60, (7, 2), 25, "exact", 1, experts=4),
     Case("more-expert-ranks,-1-and-2", 60, (7, 2), 25, "stopgrad", 1, experts=2),
+    # capture alone would send latents of the last chunk, the sweep alone queries: other sums, and other scores later
+    Case("as-bytes-decide", 50, (7, 2), 20, "exact", 4, experts=4),
     Case("one-expert-rank", 60, (7, 2), 25, "exact", 4),
     Case("recorded-positions", 60, (7, 2), 25, "exact", 4, "queries", experts=4, record="positions"),
     Case("recomputed-layers", 60, (7, 2), 25, "exact", 4, checkpoint_layers=True, experts=4),

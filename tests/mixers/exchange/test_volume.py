@@ -11,6 +11,7 @@ from longstraw_core.mixers.exchange.volume import (
     index_travels,
     keys_travel,
     queries_travel,
+    swept_attention_travels,
 )
 
 MIB = 1 << 20
@@ -48,6 +49,18 @@ def test_short_segments_behind_long_prefixes_send_queries(
     for rank in (0, 7):  # all ranks choose alike
         behind = segment(start, tokens, 8, rank)
         assert attention_travels(sizes, behind, state_gradient=backward, backward=backward) == expected
+
+
+def test_a_chunk_that_is_captured_and_swept_travels_alike_both_times() -> None:
+    """Each for itself would choose otherwise at 900,000 tokens: bytes of both together decide."""
+    for start, expected in ((900_000, "keys"), (1_000_000, "queries")):
+        chunk = segment(start, 8192, 32)
+        assert attention_travels(GLM, chunk, state_gradient=False, backward=False) == "keys"
+        assert attention_travels(GLM, chunk, state_gradient=True, backward=True) == "queries"
+        assert swept_attention_travels(GLM, chunk) == expected
+        keys, queries = keys_travel(GLM, chunk, state_gradient=True), queries_travel(GLM, chunk)
+        together = [2 * volume.forward + volume.backward for volume in (keys, queries)]
+        assert together.index(min(together)) == ["keys", "queries"].index(expected)
 
 
 def test_the_index_gathers_keys_of_short_prefixes() -> None:
