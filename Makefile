@@ -12,7 +12,7 @@ SEED ?= 0
 TRANSACTIONS ?= 6
 
 .DEFAULT_GOAL := help
-.PHONY: help setup run test test-sglang test-gpu lint format pipeline locks images e2e-containers bench-recall bench-store bench-rewards bench-engine bench-engine-short clean
+.PHONY: help setup run test test-sglang test-gpu lint format pipeline locks images e2e-containers e2e-kind e2e-kind-lock bench-recall bench-store bench-rewards bench-engine bench-engine-short clean
 
 help:            ## Show the targets
 	@grep -hE '^[a-z-]+: .*##' $(MAKEFILE_LIST) | sed -E 's/:.*## */\t/' | expand -t 16
@@ -88,6 +88,13 @@ images: $(STAMP)  ## Build the three images, push them, write images.lock.json: 
 
 e2e-containers: $(STAMP)  ## Run the compiled pipeline in real containers (installs an engine where root on Debian has none)
 	LONGSTRAW_E2E_CONTAINERS=1 $(BIN)/pytest -s tests/e2e/containers
+
+e2e-kind: $(STAMP) $(HELM)  ## Run the compiled pipeline for two teams on a kind cluster of its own
+	LONGSTRAW_E2E_CLUSTER=1 $(BIN)/pytest -s tests/e2e/cluster
+
+e2e-kind-lock: $(STAMP)  ## Resolve the digests of the images that the kind cluster takes from others
+	$(BIN)/python -m tests.e2e.cluster.upstream build/e2e-upstream
+	$(BIN)/python -m tests.e2e.cluster.images build/e2e-upstream
 
 bench-recall: $(EXAMPLE)/tiny-model $(EXAMPLE)/rows.jsonl  ## Measure that the reward rises, seeds 0 to 2
 	OMP_NUM_THREADS=1 $(BIN)/python benchmarks/recall_reward.py

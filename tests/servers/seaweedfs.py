@@ -5,7 +5,7 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,6 +20,24 @@ ACCESS_KEY = "longstraw-test"
 SECRET_KEY = "loopback-only-not-a-secret"  # noqa: S105
 GRPC_OFFSET = 10000
 """Every SeaweedFS port has a gRPC sibling this much higher."""
+
+
+def administrator(access_key: str, secret_key: str) -> dict[str, object]:
+    """An identity of SeaweedFS' S3 configuration that may do everything."""
+    return {
+        "name": access_key,
+        "credentials": [{"accessKey": access_key, "secretKey": secret_key}],
+        "actions": ["Admin", "Read", "Write", "List", "Tagging"],
+    }
+
+
+def prefix_user(access_key: str, secret_key: str, *, bucket: str, prefix: str) -> dict[str, object]:
+    """An identity that reads and writes below one prefix of one bucket, and nothing else."""
+    return {
+        "name": access_key,
+        "credentials": [{"accessKey": access_key, "secretKey": secret_key}],
+        "actions": [f"{action}:{bucket}/{prefix}/*" for action in ("Read", "Write", "List", "Tagging")],
+    }
 
 
 @dataclass(frozen=True)
@@ -64,25 +82,18 @@ class S3Server:
 
 
 @contextmanager
-def seaweedfs(directory: Path) -> Iterator[S3Server]:
-    """Start SeaweedFS with its data below `directory` and stop it, ports released, at the end."""
+def seaweedfs(directory: Path, identities: Sequence[dict[str, object]] = ()) -> Iterator[S3Server]:
+    """Start SeaweedFS with its data below `directory` and stop it, ports released, at the end.
+
+    `identities` are users besides the administrator that is yielded.
+    """
     ports = {name: free_port(also_plus=GRPC_OFFSET) for name in ("master", "volume", "filer", "s3")}
     assert len(set(ports.values())) == len(ports)
     config = directory / "s3.json"
     directory.mkdir(parents=True, exist_ok=True)
     (directory / "data").mkdir()
     config.write_text(
-        json.dumps(
-            {
-                "identities": [
-                    {
-                        "name": "longstraw",
-                        "credentials": [{"accessKey": ACCESS_KEY, "secretKey": SECRET_KEY}],
-                        "actions": ["Admin", "Read", "Write", "List", "Tagging"],
-                    }
-                ]
-            }
-        )
+        json.dumps({"identities": [administrator(ACCESS_KEY, SECRET_KEY), *identities]}), encoding="utf-8"
     )
     command = [
         str(Path(sys.executable).parent / "weed"),

@@ -25,12 +25,31 @@ class Site:
     """What the tests run against."""
 
     registry: str
+    base: str
     lock: Path
     server: S3Server
     bucket: str
 
     def images(self) -> dict[str, str]:
         return json.loads(self.lock.read_text(encoding="utf-8"))
+
+    def build_again(self, role: str) -> str:
+        """Build one role in directories of its own, push it elsewhere and return its digest."""
+        directory = self.lock.parent / "again"
+        lock = directory / "images.lock.json"
+        build_images(f"{self.registry}/again", self.base, lock, "--role", role)
+        return json.loads(lock.read_text(encoding="utf-8"))[role].partition("@")[2]
+
+
+def build_images(repository: str, base: str, lock: Path, *options: str) -> None:
+    """Run `images/build.py` on the working tree and print what it took."""
+    started = time.monotonic()
+    lock.parent.mkdir(parents=True, exist_ok=True)
+    build = [sys.executable, "images/build.py", "--registry", repository, "--insecure-registry", "--variant", "cpu"]
+    build += ["--base", base, "--lock", str(lock), "--bills", str(lock.parent / "sbom"), "--allow-changes", *options]
+    subprocess.run(build, cwd=ROOT, check=True)
+    figure = f"{len(json.loads(lock.read_text(encoding='utf-8')))} images built and pushed"
+    print(json.dumps({"figure": figure, "seconds": round(time.monotonic() - started)}))
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -53,11 +72,7 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
         os.environ["DOCKER_HOST"] = address
         base = os.environ.get(KEEP) or push_base_image(directory, host)
         lock = directory / "images.lock.json"
-        started = time.monotonic()
-        build = [sys.executable, "images/build.py", "--registry", f"{host}/longstraw", "--insecure-registry"]
-        build += ["--variant", "cpu", "--base", base, "--lock", str(lock), "--bills", str(directory / "sbom")]
-        subprocess.run([*build, "--allow-changes"], cwd=ROOT, check=True)
-        print(json.dumps({"figure": "three images built and pushed", "seconds": round(time.monotonic() - started)}))
+        build_images(f"{host}/longstraw", base, lock)
         bucket = "longstraw"
         server.client().create_bucket(Bucket=bucket)
-        yield Site(host, lock, server, bucket)
+        yield Site(host, base, lock, server, bucket)

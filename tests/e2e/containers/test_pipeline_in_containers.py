@@ -5,6 +5,7 @@ import os
 import subprocess
 import sys
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -14,49 +15,98 @@ import pytest
 import yaml
 
 from tests.conftest import make_row
+from tests.e2e import expectations
 from tests.e2e.containers.conftest import ROOT, Site
-
-COMMAND = [sys.executable, "-m", "longstraw_core.cli"]
+from tests.e2e.expectations import COMMAND, small_specification
 
 
 @dataclass
-class Scene:
-    """One specification, and the directories that its containers see."""
+class ContainerRun:
+    """A run of KFP's local Docker runner in a process of its own."""
+
+    process: "subprocess.Popen[str]"
+    log: Path
+
+    def wait(self, seconds: float) -> bool:
+        return self.process.wait(timeout=seconds) == 0
+
+    def text(self) -> str:
+        return self.log.read_text(encoding="utf-8", errors="replace")
+
+    def kill_stage(self, stage: str) -> None:
+        client = docker.from_env()
+        while self.process.poll() is None:
+            for container in client.containers.list():
+                if stage in container.attrs["Args"] and has_begun(container, stage):
+                    container.kill()
+                    return
+            time.sleep(0.2)
+        raise AssertionError(f"the run ended before {stage} began\n{self.text()[-4000:]}")
+
+
+def has_begun(container: Any, stage: str) -> bool:
+    """Whether the stage in a container has printed anything; one that is being removed cannot be asked."""
+    try:
+        return stage.encode() in container.logs()
+    except docker.errors.APIError:
+        return False
+
+
+@dataclass(frozen=True)
+class ContainerDriver:
+    """Starts runs on the engine; every run has a directory of its own that its containers see."""
 
     site: Site
+    snapshot: Path
     directory: Path
-    name: str
 
-    def specification(self, snapshot: Path) -> Path:
-        rows = self.directory / "rows.jsonl"
+    def images(self) -> dict[str, str]:
+        return self.site.images()
+
+    def store(self) -> str:
+        return f"s3://{self.site.bucket}/team"
+
+    def store_client(self) -> Any:
+        return self.site.server.client()
+
+    def store_environment(self) -> dict[str, str]:
+        return {**os.environ, **self.site.server.environment()}
+
+    def start(self, name: str, *, transactions: int, images: Mapping[str, str]) -> ContainerRun:
+        lock = self.directory / "images.lock.json"
+        lock.write_text(json.dumps(dict(images)), encoding="utf-8")
+        settings = self._settings(self._compile(name, lock, transactions))
+        log = self.directory / "pipeline.log"
+        process = subprocess.Popen(
+            [sys.executable, "-m", "tests.e2e.containers.docker_pipeline", str(settings)],
+            cwd=ROOT,
+            stdout=log.open("w"),
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+        return ContainerRun(process, log)
+
+    def _compile(self, name: str, lock: Path, transactions: int) -> Path:
+        rows, spec = self.directory / "rows.jsonl", self.directory / "transaction.yaml"
         rows.write_text("".join(json.dumps(make_row(number)) + "\n" for number in range(4)), encoding="utf-8")
         fields: dict[str, Any] = {
-            "name": self.name,
-            "model": {"snapshot": str(snapshot), "family": "qwen3_5_text", "dtype": "float32"},
-            "lora": {"rank": 8, "alpha": 16.0},
-            "data": {"path": str(rows), "prompts_per_transaction": 2},
-            "sampling": {"group_size": 4, "max_response_tokens": 4},
-            "objective": {"gradient": "exact", "mask_truncated": False},
-            "layout": {"prompt_chunk_tokens": 16, "page_tokens": 16},
-            "storage": {"uri": f"s3://{self.site.bucket}/team"},
+            "name": name,
+            "model": {"snapshot": str(self.snapshot), "family": "qwen3_5_text", "dtype": "float32"},
+            "data": {"path": str(rows)},
+            "storage": {"uri": self.store()},
             "cluster": {"retries": {"count": 2, "backoff_seconds": 1}},
         }
-        path = self.directory / "transaction.yaml"
-        path.write_text(yaml.safe_dump(fields), encoding="utf-8")
-        return path
-
-    def compile(self, snapshot: Path, lock: Path, transactions: int) -> Path:
+        spec.write_text(yaml.safe_dump(small_specification(fields)), encoding="utf-8")
         out = self.directory / "pipeline.yaml"
-        command = [*COMMAND, "compile", str(self.specification(snapshot)), "--out", str(out)]
         subprocess.run(
-            [*command, "--transactions", str(transactions)],
+            [*COMMAND, "compile", str(spec), "--out", str(out), "--transactions", str(transactions)],
             check=True,
             cwd=ROOT,
             env={**os.environ, "LONGSTRAW_IMAGES_LOCK": str(lock)},
         )
         return out
 
-    def settings(self, pipeline: Path, snapshot: Path) -> Path:
+    def _settings(self, pipeline: Path) -> Path:
         scratch = self.directory / "scratch"
         aws = scratch / ".aws"
         aws.mkdir(parents=True)
@@ -69,14 +119,11 @@ class Scene:
         root = self.directory / "kfp"
         root.mkdir(mode=0o777)
         root.chmod(0o777)
+        rows = str(self.directory / "rows.jsonl")
         mounts = [
             {"source": str(scratch), "target": "/scratch", "read_only": False},
-            {"source": str(snapshot), "target": str(snapshot), "read_only": True},
-            {
-                "source": str(self.directory / "rows.jsonl"),
-                "target": str(self.directory / "rows.jsonl"),
-                "read_only": True,
-            },
+            {"source": str(self.snapshot), "target": str(self.snapshot), "read_only": True},
+            {"source": rows, "target": rows, "read_only": True},
         ]
         path = self.directory / "settings.json"
         path.write_text(
@@ -84,37 +131,6 @@ class Scene:
             encoding="utf-8",
         )
         return path
-
-    def start(self, snapshot: Path, lock: Path, transactions: int) -> "subprocess.Popen[str]":
-        settings = self.settings(self.compile(snapshot, lock, transactions), snapshot)
-        self.log = self.directory / "pipeline.log"
-        return subprocess.Popen(
-            [sys.executable, "-m", "tests.e2e.containers.docker_pipeline", str(settings)],
-            cwd=ROOT,
-            stdout=self.log.open("w"),
-            stderr=subprocess.STDOUT,
-            text=True,
-        )
-
-    def text(self) -> str:
-        return self.log.read_text(encoding="utf-8", errors="replace")
-
-    def receipts(self) -> dict[str, dict[str, Any]]:
-        client = self.site.server.client()
-        prefix = f"team/runs/{self.name}/"
-        found = {}
-        for page in client.get_paginator("list_objects_v2").paginate(Bucket=self.site.bucket, Prefix=prefix):
-            for entry in page.get("Contents", []):
-                if entry["Key"].endswith("receipt.json"):
-                    body = client.get_object(Bucket=self.site.bucket, Key=entry["Key"])["Body"].read()
-                    found[entry["Key"].removeprefix(prefix).removesuffix("/receipt.json")] = json.loads(body)
-        return found
-
-
-@pytest.fixture(scope="session")
-def snapshot(untrained_snapshot: Path) -> Path:
-    open_to_all(untrained_snapshot)
-    return untrained_snapshot
 
 
 def open_to_all(directory: Path) -> None:
@@ -125,69 +141,32 @@ def open_to_all(directory: Path) -> None:
 
 
 @pytest.fixture
-def scene(site: Site, tmp_path: Path, request: pytest.FixtureRequest) -> Scene:
+def driver(site: Site, untrained_snapshot: Path, tmp_path: Path) -> ContainerDriver:
     open_to_all(tmp_path)
-    return Scene(site, tmp_path, request.node.name.replace("_", "-").removeprefix("test-")[:40].strip("-"))
+    open_to_all(untrained_snapshot)
+    return ContainerDriver(site, untrained_snapshot, tmp_path)
 
 
-def test_two_transactions_verify_and_name_the_locked_images(scene: Scene, snapshot: Path) -> None:
+def test_two_transactions_verify_and_name_the_locked_images(driver: ContainerDriver) -> None:
     started = time.monotonic()
-    process = scene.start(snapshot, scene.site.lock, transactions=2)
-    assert process.wait(timeout=1800) == 0, scene.text()[-4000:]
+    run = driver.start("two-transactions", transactions=2, images=driver.images())
+    expectations.completes_with_the_locked_images(driver, run, "two-transactions", 2)
     print(json.dumps({"figure": "two transactions in containers", "seconds": round(time.monotonic() - started)}))
-    receipts = scene.receipts()
-    assert len(receipts) == 18
-    locked = {reference.partition("@")[2] for reference in scene.site.images().values()}
-    observed = {receipt["predicate"]["image_digest"] for receipt in receipts.values()}
-    assert observed == locked
-    verified = subprocess.run(
-        [*COMMAND, "verify", f"s3://{scene.site.bucket}/team", "--run", scene.name, "--deep", "-o", "json"],
-        capture_output=True,
-        text=True,
-        cwd=ROOT,
-        env={**os.environ, **scene.site.server.environment()},
-        check=False,
-    )
-    assert verified.returncode == 0, verified.stdout + verified.stderr
 
 
-def test_the_image_of_another_role_is_refused_by_name(scene: Scene, snapshot: Path) -> None:
-    images = scene.site.images()
-    lock = scene.directory / "wrong.lock.json"
-    lock.write_text(json.dumps({**images, "trainer": images["control"]}), encoding="utf-8")
-    assert scene.start(snapshot, lock, transactions=1).wait(timeout=600) != 0
-    assert "needs the image of role trainer" in scene.text()
-    assert set(scene.receipts()) == {"0001/audit_data"}
+def test_the_image_of_another_role_is_refused_by_name(driver: ContainerDriver) -> None:
+    expectations.refuses_the_image_of_another_role(driver, "other-role")
 
 
-def test_a_digest_that_the_registry_does_not_have_is_an_error_that_names_it(scene: Scene, snapshot: Path) -> None:
-    images = scene.site.images()
-    absent = images["control"].partition("@")[0] + "@sha256:" + "0" * 64
-    lock = scene.directory / "absent.lock.json"
-    lock.write_text(json.dumps({**images, "control": absent}), encoding="utf-8")
-    assert scene.start(snapshot, lock, transactions=1).wait(timeout=600) != 0
-    assert "sha256:" + "0" * 64 in scene.text()
-    assert scene.receipts() == {}
+def test_a_digest_that_the_registry_does_not_have_is_an_error_that_names_it(driver: ContainerDriver) -> None:
+    expectations.names_a_digest_that_the_registry_does_not_have(driver, "absent-digest")
 
 
-def has_begun(container: Any) -> bool:
-    """Whether the stage in a container has printed anything; one that is being removed cannot be asked."""
-    try:
-        return b"capture_prefix" in container.logs()
-    except docker.errors.APIError:
-        return False
+def test_a_container_killed_mid_stage_is_retried_and_the_run_completes(driver: ContainerDriver) -> None:
+    expectations.survives_a_stage_that_is_killed(driver, "killed-stage")
 
 
-def test_a_container_killed_mid_stage_is_retried_and_the_run_completes(scene: Scene, snapshot: Path) -> None:
-    process = scene.start(snapshot, scene.site.lock, transactions=1)
-    client = docker.from_env()
-    killed = None
-    while killed is None and process.poll() is None:
-        for container in client.containers.list():
-            if "capture_prefix" in container.attrs["Args"] and has_begun(container):
-                container.kill()
-                killed = container.id
-        time.sleep(0.2)
-    assert killed is not None, scene.text()[-4000:]
-    assert process.wait(timeout=1200) == 0, scene.text()[-4000:]
-    assert len(scene.receipts()) == 9
+def test_the_same_tree_gives_the_same_digest_again(site: Site) -> None:
+    """A second build from the same tree, base and locks: nothing of it comes from the first."""
+    again = site.build_again("control")
+    assert again == site.images()["control"].partition("@")[2]
