@@ -19,9 +19,23 @@ def make_spec(fields: dict[str, Any], *overrides: str) -> TransactionSpec:
     return parse_transaction_spec(canonical_json(fields), "test", overrides=overrides)
 
 
-def run(spec: TransactionSpec, stage: str, transaction: int = 1, *, parent: Descriptor | None = None) -> StageOutcome:
+def run(
+    spec: TransactionSpec,
+    stage: str,
+    transaction: int = 1,
+    *,
+    parent: Descriptor | None = None,
+    ranks: int | None = None,
+) -> StageOutcome:
     return run_stage(
-        StageRequest(stage=stage, spec=spec, run=spec.name, transaction=transaction, parent_checkpoint=parent)
+        StageRequest(
+            stage=stage,
+            spec=spec,
+            run=spec.name,
+            transaction=transaction,
+            parent_checkpoint=parent,
+            context_parallel=ranks,
+        )
     )
 
 
@@ -90,10 +104,26 @@ def group_rollouts(prompt: Prompt, answers: Sequence[str], finish: Sequence[str]
 
 
 def run_transaction(
-    spec: TransactionSpec, transaction: int = 1, *, right: int = 2, finish: Sequence[str] | None = None
+    spec: TransactionSpec,
+    transaction: int = 1,
+    *,
+    right: int = 2,
+    finish: Sequence[str] | None = None,
+    parent: Descriptor | None = None,
+    ranks: dict[str, int] | None = None,
 ) -> dict[str, StageOutcome]:
-    """Run one whole transaction in which `right` responses of every group are correct."""
-    outcomes = {stage: run(spec, stage, transaction) for stage in BEFORE_SAMPLE}
+    """Run one whole transaction in which `right` responses of every group are correct.
+
+    Args:
+        spec: as a user gives it.
+        transaction: counted from 1.
+        right: correct responses of every group.
+        finish: why each response of a group ended.
+        parent: manifest of the checkpoint to start from; for the first transaction.
+        ranks: on how many ranks a stage runs, where that is not what the layout says.
+    """
+    outcomes = {"audit_data": run(spec, "audit_data", transaction, parent=parent)}
+    outcomes["export_lora"] = run(spec, "export_lora", transaction)
     rollouts: list[Rollout] = []
     for prompt in prompts_of(spec, transaction):
         size = spec.sampling.group_size
@@ -101,5 +131,5 @@ def run_transaction(
         rollouts += group_rollouts(prompt, answers, finish)
     publish_rollouts(spec, rollouts, transaction)
     for stage in AFTER_SAMPLE:
-        outcomes[stage] = run(spec, stage, transaction)
+        outcomes[stage] = run(spec, stage, transaction, ranks=(ranks or {}).get(stage))
     return outcomes

@@ -7,7 +7,6 @@ import pytest
 from longstraw_core.artifacts import find_receipt, open_store, read_manifest, verify_store
 from longstraw_core.spec import SpecError
 from longstraw_core.spec.rank_sessions import RankSessions, check_agreement
-from longstraw_core.stages.execute import StageOutcome, StageRequest, run_stage
 from tests.stages.scripted import (
     BEFORE_SAMPLE,
     group_rollouts,
@@ -34,18 +33,14 @@ def prepare(spec: Any) -> None:
     run(spec, "score_rewards")
 
 
-def on(spec: Any, stage: str, ranks: int) -> StageOutcome:
-    return run_stage(StageRequest(stage=stage, spec=spec, run=spec.name, transaction=1, context_parallel=ranks))
-
-
 def test_a_transaction_whose_stages_run_on_two_one_and_two_ranks_equals_one_process(
     one_prompt: dict[str, Any], tmp_path: Any
 ) -> None:
     alone = run_transaction(make_spec(one_prompt))["train"].receipt.predicate
     spec = make_spec(one_prompt | {"storage": {"uri": (tmp_path / "other").as_uri()}}, "layout.context_parallel=2")
     prepare(spec)
-    captured = on(spec, "capture_prefix", 2)
-    logprobs = on(spec, "old_logprobs", 1)
+    captured = run(spec, "capture_prefix", ranks=2)
+    logprobs = run(spec, "old_logprobs", ranks=1)
     trained = run(spec, "train")
     run(spec, "manifest_checkpoint")
     validated = run(spec, "validate_run")
@@ -75,7 +70,7 @@ def test_ranks_that_the_model_cannot_be_dealt_to_are_refused_and_nothing_is_publ
     spec = make_spec(one_prompt)
     prepare(spec)
     with pytest.raises(SpecError, match=r"rank \d of 3 on .*: .*context parallel size 3"):
-        on(spec, "capture_prefix", 3)
+        run(spec, "capture_prefix", ranks=3)
     assert find_receipt(open_store(spec.storage.uri), spec.name, 1, "capture_prefix") is None
 
 
