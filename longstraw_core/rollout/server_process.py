@@ -61,7 +61,7 @@ class ServerProcess:
         """
         self.rank = rank
         self.log = log
-        with log.open("ab") as output:
+        with log.open("wb") as output:
             try:
                 self._process = subprocess.Popen(
                     list(command),
@@ -121,6 +121,13 @@ class ServerProcess:
                 self._guard.stdin.close()
         self._guard.wait()
 
+    def has_said(self, pattern: re.Pattern[str]) -> bool:
+        """Whether the end of the log has what `pattern` describes."""
+        try:
+            return pattern.search(_end_of(self.log)) is not None
+        except OSError:
+            return False
+
     def tail(self) -> str:
         """The log's last reasons and lines, as one line."""
         return log_tail(self.log)
@@ -129,15 +136,19 @@ class ServerProcess:
 def log_tail(log: Path) -> str:
     """Last lines of a log that state a reason, and its very last, joined by ` | `."""
     try:
-        with log.open("rb") as file:
-            file.seek(max(0, log.stat().st_size - TAIL_BYTES))
-            text = file.read().decode("utf-8", errors="replace")
+        text = _end_of(log)
     except OSError as error:
         return f"(no log: {error})"
     lines = [line.strip() for line in text.splitlines() if line.strip() and not _QUIET.search(line)]
     reasons = [number for number, line in enumerate(lines) if _REASON.search(line)]
     shown = sorted({*reasons[-4:], *range(max(0, len(lines) - 3), len(lines))})
     return " | ".join(_printable(lines[number])[:400] for number in shown) or "(an empty log)"
+
+
+def _end_of(log: Path) -> str:
+    with log.open("rb") as file:
+        file.seek(max(0, log.stat().st_size - TAIL_BYTES))
+        return file.read().decode("utf-8", errors="replace")
 
 
 def _printable(text: str) -> str:

@@ -4,125 +4,71 @@ Rank 0 answers requests and is the one whose readiness counts: the health route 
 The others follow rank 0; where they run on other machines, `follow_leader` is what runs there.
 """
 
-import contextlib
-import os
+import re
 import socket
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 from types import TracebackType
 
+from longstraw_core.rollout.node_places import is_free, may_move, node_places
 from longstraw_core.rollout.server_command import SGLANG_VERSION, NodePlace, ServedPolicy, server_command
 from longstraw_core.rollout.server_process import PYTHON_VARIABLE, ServerProcess, server_python
 from longstraw_core.rollout.sglang_client import ConnectionLost, SglangClient
 from longstraw_core.spec import Retryable, SpecError, StageFailed
 from longstraw_core.spec.transaction import ServerSpec
 
-RANK_VARIABLE = "LONGSTRAW_NODE_RANK"
-"""Number of this node among `sampling.server.nodes`; absent where one machine runs them all."""
-LEADER_VARIABLE = "LONGSTRAW_NODE_LEADER"
-"""Host name or address of the node of rank 0, as the others reach it."""
-DEFAULT_HTTP_PORT = 30000
-DEFAULT_RENDEZVOUS_PORT = 20000
-RENDEZVOUS_PORTS = 12
-"""The server uses this many ports from the rendezvous port on."""
 STOP_SECONDS = 30.0
+WITHOUT_LEADER_SECONDS = 5.0
+"""How long the others may take to end when rank 0 ended before it was asked to."""
 FOLLOW_SECONDS = 30.0
 """How long a follower waits for a rank 0 that answered before and does not now."""
 QUESTION_SECONDS = 10.0
 """Between two looks of a follower whether the work ended without a server."""
+LAUNCHES = 3
+"""How often a server is started whose ports are taken between their choice and their use."""
+_TAKEN = re.compile(r"address already in use|EADDRINUSE|is not available in \d+ seconds", re.IGNORECASE)
 
 Progress = Callable[[str, int, int], None]
-
-
-def node_places(server: ServerSpec) -> list[NodePlace]:
-    """Where the ranks that this machine runs stand: all of them, or the one that the environment names.
-
-    Raises:
-        SpecError: the environment's rank is no rank of the server, or has no leader.
-    """
-    stated = os.environ.get(RANK_VARIABLE)
-    if stated is None:
-        ports = _free_ports(server.nodes + RENDEZVOUS_PORTS)
-        http = [server.port, *ports[1 : server.nodes]] if server.port else ports[: server.nodes]
-        meet = server.rendezvous_port or _free_range(RENDEZVOUS_PORTS)
-        return [NodePlace(rank=rank, http_port=port, rendezvous_port=meet) for rank, port in enumerate(http)]
-    leader = os.environ.get(LEADER_VARIABLE, "")
-    if not stated.isdecimal() or int(stated) >= server.nodes or not leader:
-        raise SpecError(
-            f"{RANK_VARIABLE}={stated!r} with {LEADER_VARIABLE}={leader!r}: there must be a leader and a rank below "
-            f"sampling.server.nodes ({server.nodes})"
-        )
-    return [
-        NodePlace(
-            rank=int(stated),
-            leader=leader,
-            http_port=server.port or DEFAULT_HTTP_PORT,
-            rendezvous_port=server.rendezvous_port or DEFAULT_RENDEZVOUS_PORT,
-            host="0.0.0.0",  # noqa: S104 - the other nodes watch this port
-        )
-    ]
-
-
-def _free_ports(count: int) -> list[int]:
-    with contextlib.ExitStack() as held:
-        sockets = [held.enter_context(socket.socket()) for _ in range(count)]
-        for opened in sockets:
-            opened.bind(("127.0.0.1", 0))
-        return [opened.getsockname()[1] for opened in sockets]
-
-
-def _free_range(count: int) -> int:
-    """Return the first of `count` successive ports that are free now."""
-    for first in range(21000, 29000, count):
-        if all(_is_free("127.0.0.1", port) for port in range(first, first + count)):
-            return first
-    raise Retryable(f"no {count} successive ports are free on this machine; run again")
-
-
-def _is_free(host: str, port: int) -> bool:
-    with socket.socket() as probe:
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            probe.bind((host, port))
-        except OSError:
-            return False
-    return True
 
 
 class SglangServer:
     """Context manager: inside it the server answers; after it no process of it lives on this machine."""
 
     def __init__(
-        self,
-        policy: ServedPolicy,
-        server: ServerSpec,
-        places: Sequence[NodePlace],
-        *,
-        seed: int,
-        logs: Path,
-        connections: int = 1,
+        self, policy: ServedPolicy, server: ServerSpec, *, seed: int, logs: Path, connections: int = 1
     ) -> None:
+        """Choose the places of this machine's ranks; nothing is started.
+
+        Raises:
+            SpecError: the environment names a rank that is not 0.
+            Retryable: no ports are free.
+        """
         self._policy = policy
         self._server = server
-        self._places = list(places)
         self._seed = seed
         self._logs = logs
+        self._connections = connections
+        self._launches = 0
         self._ranks: list[ServerProcess] = []
-        leader = next((place for place in places if place.rank == 0), None)
-        if leader is None:
-            raise SpecError(f"this node has rank {places[0].rank}: only rank 0 samples, the others follow it")
-        self.client = SglangClient(f"http://127.0.0.1:{leader.http_port}", connections=connections)
+        self._earlier_logs: list[Path] = []
+        self._choose_places()
+
+    def _choose_places(self) -> None:
+        self._places = node_places(self._server)
+        leader = self._places[0]
+        if leader.rank != 0:
+            raise SpecError(f"this node has rank {leader.rank}: only rank 0 samples, the others follow it")
+        self.client = SglangClient(f"http://127.0.0.1:{leader.http_port}", connections=self._connections)
 
     @property
     def logs(self) -> list[Path]:
-        """Log files of the ranks on this machine, rank 0 first."""
-        return [rank.log for rank in self._ranks]
+        """Log files of the ranks on this machine, rank 0 first; those of launches that were repeated come before."""
+        return [*self._earlier_logs, *(rank.log for rank in self._ranks)]
 
     def __enter__(self) -> "SglangServer":
         try:
-            self.start()
-            self.wait_until_ready()
+            self.launch()
         except BaseException:
             self.stop()
             raise
@@ -133,6 +79,33 @@ class SglangServer:
     ) -> None:
         self.stop()
 
+    def launch(self, repeated: Callable[[str], None] | None = None) -> None:
+        """Start the ranks and wait until the server answers.
+
+        Between the choice of a free port and its use lies the time in which a rank starts. When another program took
+        the port meanwhile, the launch is repeated with other ports, at most `LAUNCHES` times in all, and `repeated`
+        gets the reason; ports that the specification states are not changed. No other failure is repeated: it would
+        cost the time of a start and fail again.
+
+        Raises:
+            StageFailed, SpecError, Retryable: see `start` and `wait_until_ready`.
+        """
+        while True:
+            try:
+                self.start()
+                self.wait_until_ready()
+                return
+            except (StageFailed, Retryable) as failure:
+                self.stop()
+                taken = isinstance(failure, Retryable) or any(rank.has_said(_TAKEN) for rank in self._ranks)
+                if not taken or not may_move(self._server) or self._launches >= LAUNCHES:
+                    raise
+                self._earlier_logs += [rank.log for rank in self._ranks]
+                self._ranks = []
+                self._choose_places()
+                if repeated is not None:
+                    repeated(str(failure))
+
     def start(self) -> None:
         """Start this machine's ranks.
 
@@ -141,8 +114,9 @@ class SglangServer:
             SpecError: no interpreter, or refused arguments.
         """
         python = server_python()
+        self._launches += 1
         for place in self._places:
-            if not _is_free(place.host, place.http_port):
+            if not is_free(place.host, place.http_port):
                 raise Retryable(
                     f"port {place.http_port} of this machine is taken; stop what listens there or set "
                     "sampling.server.port to another"
@@ -150,7 +124,8 @@ class SglangServer:
         self._logs.mkdir(parents=True, exist_ok=True)
         for place in self._places:
             command = server_command(python, self._policy, self._server, place, seed=self._seed)
-            self._ranks.append(ServerProcess(command, self._logs / f"rank{place.rank}.log", rank=place.rank))
+            name = f"rank{place.rank}.log" if self._launches == 1 else f"rank{place.rank}-launch{self._launches}.log"
+            self._ranks.append(ServerProcess(command, self._logs / name, rank=place.rank))
 
     def wait_until_ready(self) -> None:
         """Wait until rank 0 answers, and check that it is the server that was started.
@@ -180,11 +155,20 @@ class SglangServer:
             )
 
     def check_alive(self, doing: str, *, patience_seconds: float = 0.0) -> None:
-        """Raise StageFailed with the reason from the log when a rank has ended, or ends within `patience_seconds`."""
+        """Raise StageFailed when a rank has ended, or ends within `patience_seconds`.
+
+        A rank may end because another one failed and has not ended yet, so the reasons in all logs are told.
+        """
         deadline = time.monotonic() + patience_seconds
         while True:
             for rank in self._ranks:
-                rank.check_alive(doing)
+                try:
+                    rank.check_alive(doing)
+                except StageFailed as failure:
+                    others = [
+                        f"; the log of rank {other.rank}: {other.tail()}" for other in self._ranks if other is not rank
+                    ]
+                    raise StageFailed(f"{failure}{''.join(others)}") from None
             if time.monotonic() >= deadline:
                 return
             time.sleep(0.1)
@@ -193,11 +177,12 @@ class SglangServer:
         """End rank 0 first, which takes the others along; kill what does not follow; return when all are gone."""
         self.client.close()
         failures: list[StageFailed] = []
+        leader_ended = any(rank.rank == 0 and rank.exit_code() is not None for rank in self._ranks)
         for rank in sorted(self._ranks, key=lambda rank: rank.rank):
-            if rank.rank == 0:
+            if rank.rank == 0 or leader_ended:
                 rank.interrupt()
             try:
-                rank.wait_until_gone(STOP_SECONDS)
+                rank.wait_until_gone(WITHOUT_LEADER_SECONDS if leader_ended else STOP_SECONDS)
             except StageFailed as failure:
                 failures.append(failure)
         if failures:

@@ -13,7 +13,7 @@ from longstraw_core.rollout.seeds import rollout_seed
 from longstraw_core.rollout.served_model import write_served_model
 from longstraw_core.rollout.server_command import SGLANG_VERSION, ServedPolicy, context_length
 from longstraw_core.rollout.sglang_sampler import probe, sample_groups
-from longstraw_core.rollout.sglang_server import SglangServer, node_places
+from longstraw_core.rollout.sglang_server import SglangServer
 from longstraw_core.spec import DataRefused, Descriptor, NumericError, Prompt, Rollout, StageFailed
 from longstraw_core.stages.context import StageContext
 
@@ -90,15 +90,13 @@ def sample_with_server(context: StageContext, missing: "Missing") -> SampledBySe
     server = SglangServer(
         policy,
         sampling.server,
-        node_places(sampling.server),
         seed=spec.seed,
         logs=context.scratch / "server-logs",
         connections=sampling.concurrent_requests + 2,
     )
     with _log_in_message(context, server):
         with context.phase("start server"):
-            server.start()
-            server.wait_until_ready()
+            server.launch(lambda reason: context.log.emit("server_launched_again", reason=reason))
         with context.phase("sample"):
             probe(server.client, groups[0][0])
             sample_groups(

@@ -8,8 +8,9 @@ from pathlib import Path
 
 from longstraw_core.artifacts.receipts import find_receipt
 from longstraw_core.artifacts.store import open_store
+from longstraw_core.rollout.node_places import DEFAULT_HTTP_PORT, DEFAULT_RENDEZVOUS_PORT
 from longstraw_core.rollout.server_command import NodePlace
-from longstraw_core.rollout.sglang_server import DEFAULT_HTTP_PORT, DEFAULT_RENDEZVOUS_PORT, follow_leader
+from longstraw_core.rollout.sglang_server import follow_leader
 from longstraw_core.spec import SpecError
 from longstraw_core.stages.catalogue import stage_entry
 from longstraw_core.stages.context import StageContext

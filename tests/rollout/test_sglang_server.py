@@ -12,13 +12,16 @@ from pathlib import Path
 
 import pytest
 
+from longstraw_core.rollout import sglang_server
+from longstraw_core.rollout.node_places import free_ports, node_places
 from longstraw_core.rollout.process_session import session_processes
 from longstraw_core.rollout.server_command import NodePlace, ServedPolicy
 from longstraw_core.rollout.server_process import ServerProcess, log_tail, server_environment
 from longstraw_core.rollout.sglang_sampler import sample_groups
-from longstraw_core.rollout.sglang_server import SglangServer, follow_leader, node_places
+from longstraw_core.rollout.sglang_server import SglangServer, follow_leader
 from longstraw_core.spec import Retryable, Rollout, SpecError, StageFailed
 from longstraw_core.spec.transaction import SamplingSpec, ServerSpec
+from tests.servers.ports import free_port
 from tests.support.sglang.cpu import fake_environment
 from tests.support.sglang.oracle import prompt_of, wanted
 
@@ -33,7 +36,7 @@ def launch(untrained_snapshot: Path, tmp_path: Path, monkeypatch: pytest.MonkeyP
     def start(**fields: object) -> SglangServer:
         settings = ServerSpec(start_timeout_seconds=30.0, context_length=512, **fields)  # type: ignore[arg-type]
         policy = ServedPolicy(untrained_snapshot, tmp_path, "float32", positions=4096)
-        server = SglangServer(policy, settings, node_places(settings), seed=1, logs=tmp_path / "logs", connections=40)
+        server = SglangServer(policy, settings, seed=1, logs=tmp_path / "logs", connections=40)
         started.append(server)
         return server
 
@@ -91,6 +94,93 @@ def test_a_taken_port_is_refused_before_anything_is_started(launch: Launch) -> N
         with pytest.raises(Retryable, match=f"port {port} of this machine is taken"):
             server.__enter__()
     assert not sessions(server)
+
+
+def steal(monkeypatch: pytest.MonkeyPatch, option: str, launches: int) -> list[socket.socket]:
+    """Let another program take the port of `option` after it was chosen and before the first rank binds it."""
+    honest = sglang_server.ServerProcess
+    thieves: list[socket.socket] = []
+
+    def too_late(command: list[str], log: Path, *, rank: int) -> ServerProcess:
+        if rank == 0 and len(thieves) < launches:
+            port = int(command[command.index(option) + 1].rpartition(":")[2])
+            thieves.append(socket.create_server(("127.0.0.1", port)))
+        return honest(command, log, rank=rank)
+
+    monkeypatch.setattr(sglang_server, "ServerProcess", too_late)
+    monkeypatch.setattr("longstraw_core.rollout.sglang_client.HEALTH_SECONDS", 1.0)  # a thief never answers
+    return thieves
+
+
+@pytest.mark.parametrize("option", ["--port", "--dist-init-addr"])
+def test_a_port_taken_after_its_choice_leads_to_a_launch_with_others(
+    launch: Launch, monkeypatch: pytest.MonkeyPatch, option: str
+) -> None:
+    (thieves, reasons) = steal(monkeypatch, option, 1), []
+    server = launch(nodes=2, tensor_parallel=2)
+    first = server.client.url
+    server.launch(reasons.append)
+    assert len(thieves) == 1
+    assert server.client.url != first
+    assert len(server.client.sample(wanted(prompt_of(9)), timeout_seconds=10.0).token_ids) == 12
+    (reason,) = reasons
+    assert "ended" in reason
+    assert "ddress already in use" in reason
+    assert [log.name for log in server.logs] == ["rank0.log", "rank1.log", "rank0-launch2.log", "rank1-launch2.log"]
+    server.stop()
+    assert not any(map(session_processes, sessions(server)))
+    thieves[0].close()
+
+
+def test_a_launch_is_repeated_twice_and_never_for_another_reason(
+    launch: Launch, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    thieves, reasons = steal(monkeypatch, "--port", 9), list[str]()
+    with pytest.raises(StageFailed, match=r"rank 0 ended .*ddress already in use"):
+        launch().launch(reasons.append)
+    assert (len(thieves), len(reasons)) == (3, 2)
+    for thief in thieves:
+        thief.close()
+    port = free_port()
+    thieves[:] = []
+    with pytest.raises(StageFailed, match="ddress already in use"):
+        launch(port=port).launch(reasons.append)  # a stated port is not exchanged
+    thieves.pop().close()
+    monkeypatch.setattr(sglang_server, "ServerProcess", ServerProcess)
+    monkeypatch.setenv("FAKE_SGLANG_BROKEN", "no such attention backend")
+    with pytest.raises(StageFailed, match="no such attention backend"):
+        launch().launch(reasons.append)
+    assert len(reasons) == 2
+
+
+def test_when_one_rank_takes_another_along_the_reasons_of_both_are_told(
+    launch: Launch, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def failing(command: list[str], log: Path, *, rank: int) -> ServerProcess:
+        lines = ("RuntimeError: rank 0 is the cause", "RuntimeError: connection reset")
+        end = ("time.sleep(60)", "sys.exit(1)")  # rank 0 has not ended yet when rank 1 has
+        program = f"import sys, time; print({lines[rank]!r}, flush=True); time.sleep({rank}); {end[rank]}"
+        return ServerProcess([sys.executable, "-c", program], log, rank=rank)
+
+    monkeypatch.setattr(sglang_server, "ServerProcess", failing)
+    with pytest.raises(
+        StageFailed, match=r"rank 1 ended \(exit code 1\).*connection reset; the log of rank 0: .*rank 0 is the cause"
+    ):
+        launch(nodes=2, tensor_parallel=2).__enter__()
+
+
+def test_ports_are_chosen_outside_the_range_that_the_kernel_hands_out(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kernel = tmp_path / "ip_local_port_range"
+    monkeypatch.setattr("longstraw_core.rollout.node_places._EPHEMERAL", kernel)
+    for lowest, highest in ((32768, 60999), (15000, 60999), (9000, 12000)):
+        kernel.write_text(f"{lowest}\t{highest}\n", encoding="ascii")
+        firsts = {free_ports(14) for _ in range(20)}
+        assert len(firsts) > 1
+        assert all(not lowest <= port <= highest for first in firsts for port in (first, first + 13))
+    kernel.write_text("1\t65535\n", encoding="ascii")
+    assert free_ports(14) in range(10000, 20000)
 
 
 def test_a_server_of_another_model_on_our_port_is_not_believed(launch: Launch, tmp_path: Path) -> None:
@@ -274,7 +364,7 @@ def test_places_come_from_the_environment_where_nodes_are_machines(monkeypatch: 
     (place,) = node_places(server)
     assert (place.rank, place.leader, place.http_port, place.rendezvous_port) == (2, "sampler-0.sampler", 30000, 20000)
     with pytest.raises(SpecError, match="only rank 0 samples"):
-        SglangServer(ServedPolicy(Path("m"), None, "float32", 9), server, [place], seed=0, logs=Path("x"))
+        SglangServer(ServedPolicy(Path("m"), None, "float32", 9), server, seed=0, logs=Path("x"))
     monkeypatch.setenv("LONGSTRAW_NODE_RANK", "4")
     with pytest.raises(SpecError, match=r"below sampling\.server\.nodes \(4\)"):
         node_places(server)

@@ -17,7 +17,7 @@ from longstraw_core.rollout.served_model import write_served_model
 from longstraw_core.rollout.server_command import ServedPolicy
 from longstraw_core.rollout.sglang_client import SglangClient
 from longstraw_core.rollout.sglang_sampler import probe, sample_groups
-from longstraw_core.rollout.sglang_server import SglangServer, node_places
+from longstraw_core.rollout.sglang_server import SglangServer
 from longstraw_core.spec import Rollout, StageFailed
 from longstraw_core.spec.transaction import SamplingSpec, ServerSpec
 from tests.support.sglang.cpu import ARGUMENTS, HYBRID_ARGUMENTS, LORA_ARGUMENTS, SMALL
@@ -45,9 +45,7 @@ def served(
     policy = ServedPolicy(
         write_served_model(untrained_snapshot, directory / "model", None), directory / "served", "float32", 65536
     )
-    with SglangServer(
-        policy, settings, node_places(settings), seed=1, logs=directory / "logs", connections=16
-    ) as server:
+    with SglangServer(policy, settings, seed=1, logs=directory / "logs", connections=16) as server:
         yield Served(server.client, model, server)
     assert not any(session_processes(rank.session) for rank in server._ranks)
 

@@ -9,7 +9,7 @@ import pytest
 from longstraw_core.rollout.served_adapter import write_served_adapter
 from longstraw_core.rollout.served_model import write_served_model
 from longstraw_core.rollout.server_command import ServedPolicy
-from longstraw_core.rollout.sglang_server import SglangServer, node_places
+from longstraw_core.rollout.sglang_server import SglangServer
 from longstraw_core.spec.positions import YarnScaling
 from longstraw_core.spec.transaction import ModelSpec, ServerSpec
 from longstraw_core.training.model import load_policy_model
@@ -36,7 +36,7 @@ def test_logprobs_beyond_the_models_own_positions_are_the_trainers(
     settings = ServerSpec(arguments=words, **SMALL)
     model = write_served_model(snapshot, tmp_path / "model", YARN)
     policy = ServedPolicy(model, tmp_path / "served", "float32", YARN.positions)
-    with SglangServer(policy, settings, node_places(settings), seed=1, logs=tmp_path / "logs", connections=4) as server:
+    with SglangServer(policy, settings, seed=1, logs=tmp_path / "logs", connections=4) as server:
         rollouts = [
             server.client.sample(wanted(prompt_of(length), seed=seed), timeout_seconds=120.0)
             for length, seed in ((9, 0), (700, 1), (700, 2), (700, 3))

@@ -11,7 +11,7 @@ from longstraw_core.artifacts import open_store, verify_store
 from longstraw_core.rollout import sglang_server
 from longstraw_core.rollout.process_session import session_processes
 from longstraw_core.rollout.server_command import ServedPolicy
-from longstraw_core.rollout.sglang_server import SglangServer, node_places
+from longstraw_core.rollout.sglang_server import SglangServer
 from longstraw_core.spec import Rollout, StageFailed, TransactionSpec
 from longstraw_core.spec.transaction import ServerSpec
 from longstraw_core.stages.events import EventLog
@@ -101,7 +101,6 @@ def test_a_model_path_that_is_missing_is_in_the_message(tmp_path: Path, cpu_envi
     server = SglangServer(
         ServedPolicy(tmp_path / "nowhere", None, "float32", 64),
         settings,
-        node_places(settings),
         seed=0,
         logs=tmp_path / "logs",
     )

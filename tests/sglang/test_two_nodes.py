@@ -18,7 +18,7 @@ from longstraw_core.rollout.served_model import write_served_model
 from longstraw_core.rollout.server_command import ServedPolicy
 from longstraw_core.rollout.sglang_client import SglangClient
 from longstraw_core.rollout.sglang_sampler import sample_groups
-from longstraw_core.rollout.sglang_server import SglangServer, node_places
+from longstraw_core.rollout.sglang_server import SglangServer
 from longstraw_core.spec import Rollout
 from longstraw_core.spec.positions import YarnScaling
 from longstraw_core.spec.transaction import SamplingSpec, ServerSpec
@@ -98,9 +98,7 @@ def pair(
     write_served_adapter(directory / "adapter", snapshot, directory / "served")
     settings = ServerSpec(nodes=2, arguments=(*ARGUMENTS, *LORA_ARGUMENTS), **SMALL, **request.param)
     policy = ServedPolicy(served_model, directory / "served", "float32", YARN.positions)
-    with SglangServer(
-        policy, settings, node_places(settings), seed=1, logs=directory / "logs", connections=16
-    ) as server:
+    with SglangServer(policy, settings, seed=1, logs=directory / "logs", connections=16) as server:
         assert len(server.logs) == 2
         yield Pair(server.client, model, unscaled)
     assert not any(session_processes(rank.session) for rank in server._ranks)
