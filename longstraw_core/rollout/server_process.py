@@ -6,12 +6,14 @@ The server ends with exit code 137 whatever went wrong, so the reason is read fr
 import contextlib
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from longstraw_core.rollout import die_with_parent
 from longstraw_core.rollout.process_session import kill_session, wait_for_end
 from longstraw_core.spec import SpecError, StageFailed
 
@@ -51,28 +53,29 @@ def server_environment(environment: Mapping[str, str]) -> dict[str, str]:
 
 
 class ServerProcess:
-    """A started rank; `stop` returns only when nothing of it lives."""
+    """A started rank: it ends with the thread that started it, and is gone when `wait_until_gone` returns."""
 
     def __init__(self, command: Sequence[str], log: Path, *, rank: int) -> None:
         """Start the rank.
 
         Raises:
-            SpecError: the interpreter cannot be started.
+            SpecError: the interpreter is no executable file.
         """
+        program = shutil.which(command[0])
+        if program is None:
+            raise SpecError(f"{command[0]} cannot be started: no executable file; set {PYTHON_VARIABLE}")
         self.rank = rank
         self.log = log
         with log.open("wb") as output:
-            try:
-                self._process = subprocess.Popen(
-                    list(command),
-                    stdin=subprocess.DEVNULL,
-                    stdout=output,
-                    stderr=subprocess.STDOUT,
-                    env=server_environment(os.environ),
-                    start_new_session=True,
-                )
-            except OSError as error:
-                raise SpecError(f"{command[0]} cannot be started: {error}; set {PYTHON_VARIABLE}") from error
+            # From here until the guard runs, the kernel ends the rank if this process is killed.
+            self._process = subprocess.Popen(
+                [sys.executable, "-I", "-S", die_with_parent.__file__, str(os.getpid()), program, *command[1:]],
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=subprocess.STDOUT,
+                env=server_environment(os.environ),
+                start_new_session=True,
+            )
         self.session = self._process.pid
         self._guard = subprocess.Popen(
             [sys.executable, "-m", "longstraw_core.rollout.server_guard", str(self.session)],

@@ -12,9 +12,9 @@ from pathlib import Path
 
 import pytest
 
-from longstraw_core.rollout import sglang_server
+from longstraw_core.rollout import die_with_parent, sglang_server
 from longstraw_core.rollout.node_places import free_ports, node_places
-from longstraw_core.rollout.process_session import session_processes
+from longstraw_core.rollout.process_session import session_processes, wait_for_end
 from longstraw_core.rollout.server_command import NodePlace, ServedPolicy
 from longstraw_core.rollout.server_process import ServerProcess, log_tail, server_environment
 from longstraw_core.rollout.sglang_sampler import sample_groups
@@ -303,6 +303,50 @@ def test_a_server_ends_with_the_stage_that_is_killed(untrained_snapshot: Path, t
         time.sleep(0.05)
     assert not session_processes(session)
     stage.stdout.close()
+
+
+def test_a_stage_killed_before_the_guard_runs_leaves_no_server(tmp_path: Path) -> None:
+    """The stage ends in the instant in which it would start the guard."""
+    program = (
+        "import os, signal, subprocess, sys; from pathlib import Path\n"
+        "from longstraw_core.rollout.server_process import ServerProcess\n"
+        "honest = subprocess.Popen\n"
+        "def start(command, **options):\n"
+        "    if 'longstraw_core.rollout.server_guard' in command:\n"
+        "        sys.stdout.flush(); os.kill(os.getpid(), signal.SIGKILL)\n"
+        "    started = honest(command, **options)\n"
+        "    print(started.pid)\n"
+        "    while b'up' not in Path(sys.argv[1]).read_bytes(): pass\n"
+        "    return started\n"
+        "subprocess.Popen = start\n"
+        "sleep = 'print(\"up\", flush=True); import time; time.sleep(300)'\n"
+        "ServerProcess([sys.executable, '-c', sleep], Path(sys.argv[1]), rank=0)\n"
+    )
+    stage = subprocess.run([sys.executable, "-c", program, str(tmp_path / "log")], stdout=subprocess.PIPE, check=False)
+    assert stage.returncode == -signal.SIGKILL
+    assert (tmp_path / "log").read_text() == "up\n"
+    assert wait_for_end(int(stage.stdout), 30.0)
+
+
+def test_a_server_whose_stage_ended_before_it_began_is_not_started() -> None:
+    command = [sys.executable, "-I", "-S", die_with_parent.__file__, str(os.getpid() + 1), "/bin/echo", "started"]
+    refused = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert (refused.returncode, refused.stdout) == (1, "")
+    assert refused.stderr == "the stage ended before its server was started\n"
+    command[4] = str(os.getpid())
+    assert subprocess.run(command, capture_output=True, text=True, check=True).stdout == "started\n"
+
+
+def test_an_interpreter_that_is_none_is_named(tmp_path: Path) -> None:
+    with pytest.raises(SpecError, match=r"nowhere/python cannot be started: no executable file; set LONGSTRAW_SGLANG"):
+        ServerProcess([str(tmp_path / "nowhere" / "python")], tmp_path / "log", rank=0)
+    text = tmp_path / "python"
+    text.write_text("not a program", encoding="utf-8")
+    text.chmod(0o755)
+    process = ServerProcess([str(text)], tmp_path / "log", rank=0)
+    process.wait_until_gone(30.0)
+    with pytest.raises(StageFailed, match=r"\(exit code 127\) while starting.*python cannot be started: Exec format"):
+        process.check_alive("starting")
 
 
 def test_what_ignores_an_interrupt_is_killed(tmp_path: Path) -> None:
