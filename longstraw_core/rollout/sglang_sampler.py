@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from longstraw_core.rollout.reply import Wanted
 from longstraw_core.rollout.sglang_client import SglangClient
-from longstraw_core.spec import Rollout, StageFailed
+from longstraw_core.spec import NumericError, Rollout, StageFailed
 from longstraw_core.spec.transaction import SamplingSpec
 
 Progress = Callable[[str, int, int], None]
@@ -37,10 +37,13 @@ def probe(client: SglangClient, wanted: Wanted) -> None:
     """Ask for one token, so that an adapter the server cannot use shows before the sampling: it is loaded only now.
 
     Raises:
-        StageFailed: see `SglangClient.sample`.
+        StageFailed, NumericError: see `SglangClient.sample`.
     """
     short = Wanted(**{**vars(wanted), "max_tokens": 1})
-    client.sample(short, timeout_seconds=600.0)
+    try:
+        client.sample(short, timeout_seconds=600.0)
+    except (StageFailed, NumericError) as failure:
+        raise type(failure)(f"probe of one token: {failure}") from failure
 
 
 def sample_groups(

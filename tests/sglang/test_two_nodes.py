@@ -1,7 +1,6 @@
 """Two nodes on one machine, and dense Qwen3: tensor and pipeline parallel ranks, YaRN, each against transformers."""
 
 import json
-import shutil
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -9,8 +8,8 @@ from typing import Any
 
 import pytest
 import torch
-from peft import LoraConfig, PeftModel, get_peft_model
-from transformers import AutoConfig, AutoModelForCausalLM, GenerationConfig, Qwen3Config, Qwen3ForCausalLM
+from peft import PeftModel
+from transformers import AutoConfig, AutoModelForCausalLM
 
 from longstraw_core.rollout.process_session import session_processes
 from longstraw_core.rollout.served_adapter import write_served_adapter
@@ -23,6 +22,7 @@ from longstraw_core.spec import Rollout
 from longstraw_core.spec.positions import YarnScaling
 from longstraw_core.spec.transaction import SamplingSpec, ServerSpec
 from tests.support.sglang.cpu import ARGUMENTS, LORA_ARGUMENTS, SMALL
+from tests.support.sglang.dense import adapted, write_dense_model
 from tests.support.sglang.oracle import largest_difference, prompt_of, wanted
 
 TOLERANCE = 1e-4
@@ -35,45 +35,6 @@ class Pair:
     model: PeftModel
     unscaled: PeftModel
     """The same weights with the positions the snapshot has."""
-
-
-def write_dense_model(directory: Path, untrained_snapshot: Path) -> Path:
-    """A random dense Qwen3 with the tokenizer of the tiny model and 256 positions."""
-    torch.manual_seed(0)
-    config = Qwen3Config(
-        vocab_size=512,
-        hidden_size=64,
-        intermediate_size=128,
-        num_hidden_layers=2,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        head_dim=16,
-        max_position_embeddings=256,
-        tie_word_embeddings=False,
-        bos_token_id=None,
-        eos_token_id=388,
-        pad_token_id=386,
-        initializer_range=0.2,
-    )
-    model = Qwen3ForCausalLM(config).float()
-    model.generation_config = GenerationConfig(eos_token_id=388, pad_token_id=386)
-    model.save_pretrained(directory)
-    for name in ("tokenizer.json", "tokenizer_config.json"):
-        shutil.copy(untrained_snapshot / name, directory / name)
-    return directory
-
-
-def adapted(model: Any) -> PeftModel:
-    """A random adapter of k_proj, v_proj and up_proj only: the server needs their neighbours too."""
-    targets = ["k_proj", "v_proj", "up_proj", "o_proj"]
-    config = LoraConfig(r=4, lora_alpha=8, target_modules=targets, task_type="CAUSAL_LM", init_lora_weights=False)
-    peft = get_peft_model(model, config)
-    generator = torch.Generator().manual_seed(4)
-    with torch.no_grad():
-        for name, parameter in sorted(peft.named_parameters()):
-            if "lora_" in name:
-                parameter.copy_(torch.randn(parameter.shape, generator=generator) * 0.15)
-    return peft.eval()
 
 
 @pytest.fixture(

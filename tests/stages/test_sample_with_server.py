@@ -3,17 +3,21 @@
 import json
 import subprocess
 import sys
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 
 from longstraw_core.artifacts import open_store, verify_store
 from longstraw_core.artifacts.finished_work import finished_name
 from longstraw_core.spec import DataRefused, NumericError, Rollout, SpecError, StageFailed, TransactionSpec
+from longstraw_core.stages.events import EventLog
 from longstraw_core.stages.execute import StageOutcome
 from longstraw_core.stages.preflight import check_before_start
 from tests.servers.ports import free_port
+from tests.support.processes import descendants, still_living
 from tests.support.sglang.cpu import fake_environment
 from tests.support.sglang.oracle import SERVED
 
@@ -86,6 +90,54 @@ def test_a_stage_whose_server_died_goes_on_from_its_finished_groups(
     assert outcome.receipt.predicate.metrics["sampling/groups_resumed"] == 2
     assert rollouts_of(spec, outcome) == expected
     assert not [name for name in store.list_names("runs/") if "finished" in name]
+
+
+@pytest.mark.parametrize(
+    ("does", "message"),
+    [
+        ("die", r"rank 0 ended \(exit code -9\) while sampling; .*no weights for q_proj"),
+        ("refuse", r"probe of one token: .*HTTP 400: the adapter cannot be loaded"),
+    ],
+)
+def test_an_adapter_that_the_server_cannot_use_ends_the_stage_at_the_first_token(
+    server_fields: dict[str, Any], monkeypatch: pytest.MonkeyPatch, does: str, message: str
+) -> None:
+    server_fields["sampling"]["concurrent_requests"] = 16
+    spec = make_spec(server_fields)
+    before(spec)
+    monkeypatch.setenv("FAKE_SGLANG_BAD_ADAPTER", does)
+    with pytest.raises(StageFailed, match=message + ".*whole log: blobs/sha256/") as caught:
+        run(spec, "sample")
+    store = open_store(spec.storage.uri)
+    with store.open_object(str(caught.value).rpartition("whole log: ")[2]) as opened:
+        assert opened.stream.read().count(b"no weights for q_proj") == 1  # nothing was asked for after the probe
+    assert not [name for name in store.list_names("runs/") if "sample" in name]
+
+
+@pytest.mark.parametrize("ending", ["sampled", "server died", "interrupted"])
+def test_nothing_that_the_stage_started_lives_when_it_ends(
+    server_fields: dict[str, Any], monkeypatch: pytest.MonkeyPatch, ending: str
+) -> None:
+    spec = make_spec(server_fields)
+    before(spec)
+    if ending == "server died":
+        monkeypatch.setenv("FAKE_SGLANG_DIE_AFTER", "11")
+    honest = EventLog.progress
+    started: dict[int, psutil.Process] = {}
+
+    def look(log: EventLog, phase: str, done: int, total: int) -> None:
+        honest(log, phase, done, total)
+        if phase == "responses sampled":
+            started.update((process.pid, process) for process in descendants())
+            if ending == "interrupted" and done == 5:
+                raise KeyboardInterrupt
+
+    monkeypatch.setattr(EventLog, "progress", look)
+    expected = {"sampled": nullcontext(), "server died": pytest.raises(StageFailed)}
+    with expected.get(ending, pytest.raises(KeyboardInterrupt)):
+        run(spec, "sample")
+    assert len(started) >= 3  # the server, a process of its own, and the guard
+    assert not still_living(list(started.values()))
 
 
 def test_groups_of_one_response_many_times_are_flagged(

@@ -2,8 +2,8 @@
 
 It has no model. `tests/sglang` pins the shape of its replies to those of the real server. The environment steers it:
 FAKE_SGLANG_TOKEN_SECONDS slows it down, FAKE_SGLANG_DIE_AFTER kills it after so many responses, FAKE_SGLANG_BROKEN
-makes it end at the start, FAKE_SGLANG_LOGPROB is the log-probability of every token,
-FAKE_SGLANG_SEED the seed of every response.
+makes it end at the start, FAKE_SGLANG_BAD_ADAPTER is what it does at a request with an adapter (die or refuse),
+FAKE_SGLANG_LOGPROB is the log-probability of every token, FAKE_SGLANG_SEED the seed of every response.
 """
 
 import argparse
@@ -43,6 +43,12 @@ def generate(state: State, body: dict[str, Any]) -> tuple[int, dict[str, Any]]:
     adapters = [path.partition("=")[0] for path in state.arguments.lora_paths or []]
     if body.get("lora_path") not in (None, *adapters):
         return 400, {"error": {"message": f"Got LoRA adapter that has never been loaded: {body['lora_path']}"}}
+    bad = os.environ.get("FAKE_SGLANG_BAD_ADAPTER")
+    if bad and body.get("lora_path"):
+        print("RuntimeError: the adapter has no weights for q_proj", flush=True)
+        if bad == "die":
+            os.kill(os.getpid(), signal.SIGKILL)
+        return 400, {"error": {"message": "the adapter cannot be loaded"}}
     if len(prompt) + parameters["max_new_tokens"] > state.arguments.context_length:
         return 400, {"error": {"message": "Requested token count exceeds the model's maximum context length"}}
     stated = os.environ.get("FAKE_SGLANG_LOGPROB")
