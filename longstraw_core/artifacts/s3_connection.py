@@ -13,7 +13,7 @@ from collections.abc import Callable, Generator, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from threading import BoundedSemaphore
+from threading import BoundedSemaphore, Event
 from typing import Any, Protocol, TypeVar, cast
 from urllib.parse import urlsplit
 
@@ -86,12 +86,16 @@ class Connection:
     """One bucket of one server, and the threads and buffers that all transfers of a store share."""
 
     client: S3Client
+    part_client: S3Client
+    """The same without hashing a body once more for the signature: for parts, once `compares` is set."""
     bucket: str
     endpoint: str
     """For messages; empty for Amazon's own."""
     pool: ThreadPoolExecutor = field(default_factory=lambda: ThreadPoolExecutor(PARALLEL_PARTS, "s3"))
     buffers: BoundedSemaphore = field(default_factory=lambda: BoundedSemaphore(PARALLEL_PARTS))
     """One permit per part held in memory."""
+    compares: Event = field(default_factory=Event)
+    """Set when the server has stated the SHA-256 of a part, which it compared with the bytes that reached it."""
 
     @property
     def shown(self) -> str:
@@ -157,10 +161,18 @@ def connect(bucket: str) -> Connection:
         core.register_component("data_loader", _MODELS)
         scoped: dict[str, Any] = core.get_scoped_config()
         config = _config(scoped.get("s3") or {}, scoped)
-        client: Any = _BOTO3.Session(botocore_session=core).client("s3", region_name=_region(), config=config)
+        part_config = _config({"payload_signing_enabled": False, **(scoped.get("s3") or {})}, scoped)
+        session, region = _BOTO3.Session(botocore_session=core), _region()
+        client: Any = session.client("s3", region_name=region, config=config)
+        part_client: Any = session.client("s3", region_name=region, config=part_config)
     except (BotoCoreError, ValueError) as error:
         raise SpecError(f"s3://{bucket}: {_unusable(error)}") from error
-    return Connection(client=cast(S3Client, client), bucket=bucket, endpoint=_shown_endpoint(client.meta.endpoint_url))
+    return Connection(
+        client=cast(S3Client, client),
+        part_client=cast(S3Client, part_client),
+        bucket=bucket,
+        endpoint=_shown_endpoint(client.meta.endpoint_url),
+    )
 
 
 def _unusable(error: Exception) -> str:

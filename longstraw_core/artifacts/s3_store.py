@@ -235,7 +235,7 @@ class S3Store(Store):
             content = source.read_at(0, source.size)
             if sha256_digest(content) != plan.measured.digest:
                 raise Retryable(f"the source of {key} changed while it was stored; run again when nothing writes to it")
-            return put_once(self._connection, key, content, media_type)
+            return put_once(self._connection, key, content, media_type, plan.parts[0])
         finally:
             self._connection.buffers.release()
 

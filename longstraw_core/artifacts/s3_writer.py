@@ -119,8 +119,9 @@ def make_plan(source: Source) -> Plan:
     return Plan(Measured(size=size, digest="sha256:" + whole.hexdigest()), part_bytes, tuple(parts))
 
 
-def put_once(connection: Connection, key: str, content: bytes, media_type: str) -> bool:
-    """Create an object in one request; False when one of this name exists already."""
+def put_once(connection: Connection, key: str, content: bytes, media_type: str, sha256: bytes | None = None) -> bool:
+    """Create an object in one request; False when one of this name exists already. `sha256`: raw, where known."""
+    checksum = _base64(sha256 or hashlib.sha256(content).digest())
 
     def request() -> dict[str, Any]:
         return connection.client.put_object(
@@ -128,7 +129,7 @@ def put_once(connection: Connection, key: str, content: bytes, media_type: str) 
             Key=key,
             Body=content,
             ContentType=media_type,
-            ChecksumSHA256=_base64(hashlib.sha256(content).digest()),
+            ChecksumSHA256=checksum,
             IfNoneMatch="*",
         )
 
@@ -171,26 +172,43 @@ class UploadGone(Exception):
 def _send_parts(
     connection: Connection, key: str, upload: str, source: Source, plan: Plan, numbers: Sequence[int]
 ) -> dict[int, str]:
-    """Upload parts in parallel; return their ETags. Memory is bounded by the connection's buffers."""
+    """Upload parts in parallel; return their ETags. Memory is bounded by the connection's buffers.
+
+    That a part is what was planned is for the server to find, which states the SHA-256 it compared with; only where it
+    states none are the bytes hashed here once more.
+    """
 
     def send(number: int) -> str:
+        planned = plan.parts[number - 1]
+        attempts = 0
+
+        def check(content: bytes) -> None:
+            if hashlib.sha256(content).digest() != planned:
+                raise _changed(source)
+
+        def request(content: bytes) -> dict[str, Any]:
+            nonlocal attempts
+            if attempts:  # the server may have refused bytes that changed since they were planned
+                check(content)
+            attempts += 1
+            client = connection.part_client if connection.compares.is_set() else connection.client
+            return client.upload_part(
+                Bucket=connection.bucket,
+                Key=key,
+                UploadId=upload,
+                PartNumber=number,
+                Body=content,
+                ChecksumSHA256=_base64(planned),
+            )
+
         try:
             content = source.read_at((number - 1) * plan.part_bytes, plan.part_bytes)
-            if hashlib.sha256(content).digest() != plan.parts[number - 1]:
-                raise _changed(source)
-            return str(
-                connection.sent(
-                    f"storing part {number} of {key}",
-                    lambda: connection.client.upload_part(
-                        Bucket=connection.bucket,
-                        Key=key,
-                        UploadId=upload,
-                        PartNumber=number,
-                        Body=content,
-                        ChecksumSHA256=_base64(plan.parts[number - 1]),
-                    ),
-                )["ETag"]
-            )
+            answer = connection.sent(f"storing part {number} of {key}", lambda: request(content))
+            if answer.get("ChecksumSHA256") == _base64(planned):
+                connection.compares.set()
+            else:
+                check(content)
+            return str(answer["ETag"])
         finally:
             connection.buffers.release()
 

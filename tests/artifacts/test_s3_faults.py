@@ -9,14 +9,18 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from datetime import timedelta
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from typing import cast
 
 import pytest
 
 from longstraw_core.artifacts import find_receipt, open_store, verify_store, write_receipt
 from longstraw_core.artifacts.files import PARTIAL_PREFIX, clear_partials
+from longstraw_core.artifacts.s3_connection import S3Client, connect
+from longstraw_core.artifacts.s3_store import S3Store
 from longstraw_core.artifacts.store import Store
 from longstraw_core.spec import Descriptor
 from longstraw_core.spec.errors import IntegrityError, Retryable, SpecError
@@ -296,6 +300,60 @@ def test_a_file_that_changes_while_it_is_stored_is_not_stored(store: Store, prox
     proxy.on_request = None
     assert store.list_names("blobs/") == []
     assert store.get_bytes(store.put_blob(source, BYTES)) == source.read_bytes()
+
+
+class WithoutChecksums:
+    """A client of a server that neither compares nor states the SHA-256 of a part."""
+
+    def __init__(self, client: S3Client) -> None:
+        self.client = client
+
+    def __getattr__(self, name: str) -> object:
+        return getattr(self.client, name)
+
+    def upload_part(self, *, ChecksumSHA256: str, **request: object) -> dict[str, object]:
+        assert ChecksumSHA256
+        return {"ETag": self.client.upload_part(**request)["ETag"]}
+
+
+def test_where_the_server_compares_nothing_the_bytes_are_signed_and_hashed_again(
+    uri: str, proxy: FaultProxy, source: Path
+) -> None:
+    connection = connect("artifacts")
+    silent = cast(S3Client, WithoutChecksums(connection.client))
+    # a client that signs no bytes must not be used here: it has no method at all
+    store = S3Store(uri, connection=replace(connection, client=silent, part_client=cast(S3Client, object())))
+
+    def change(line: bytes) -> None:
+        if line.startswith(b"POST") and b"uploads" in line:
+            with source.open("r+b") as file:
+                file.seek(12 * MIB)
+                file.write(b"changed")
+
+    proxy.on_request = change
+    with pytest.raises(Retryable, match="changed while it was stored"):
+        store.put_blob(source, BYTES)
+    proxy.on_request = None
+    assert store.list_names("blobs/") == []
+    assert not connection.compares.is_set()
+
+
+def test_where_the_server_compares_bytes_are_hashed_for_no_signature_after_the_first_part(
+    store: Store, proxy: FaultProxy, source: Path
+) -> None:
+    store.put_blob(source, BYTES)
+    heads = [head.lower() for head in proxy.heads if is_part(head)]
+    assert all(b"x-amz-checksum-sha256" in head and b"authorization" in head for head in heads)
+    again = source.with_name("again")
+    again.write_bytes(os.urandom(17 * MIB))
+    before = len(proxy.heads)
+    assert store.get_bytes(store.put_blob(again, BYTES)) == again.read_bytes()
+    later = [head.lower() for head in proxy.heads[before:] if is_part(head)]
+    assert len(later) == 4
+    assert all(b"x-amz-content-sha256: unsigned-payload" in head for head in later)
+    for head in later:
+        signed = head.split(b"signedheaders=", 1)[1].split(b",", 1)[0]
+        assert b"x-amz-checksum-sha256" in signed.split(b";")
 
 
 @pytest.mark.parametrize("write", [1, 3])
