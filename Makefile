@@ -79,12 +79,16 @@ locks: $(STAMP)  ## Re-resolve the pinned requirements of every image role
 	$(COMPILE) --generate-hashes --extra sampler -o images/sampler/requirements-cpu.lock pyproject.toml
 	PIP_CONFIG_FILE=/dev/null PIP_FIND_LINKS= \
 		$(COMPILE) --generate-hashes --extra trainer -o images/trainer/requirements-cuda.lock pyproject.toml
-	$(COMPILE) --generate-hashes -o images/sampler/sglang.lock images/sampler/sglang.in
+	PIP_CONFIG_FILE=/dev/null PIP_FIND_LINKS= \
+		$(COMPILE) --generate-hashes --extra sampler -o images/sampler/requirements-cuda.lock pyproject.toml
+	$(COMPILE) --generate-hashes -o images/sampler/sglang-cuda.lock images/sampler/sglang.in
+	$(BIN)/python images/hash_pins.py $(SGLANG_LOCK) --out images/sampler/sglang-cpu.lock
 	$(COMPILE) --extra control --extra trainer --extra sampler --extra dev -o requirements-dev.lock pyproject.toml
 	sed -i 's/+cpu$$//' requirements-dev.lock
 
-images: $(STAMP)  ## Build the three images, push them, write images.lock.json: REGISTRY=host/path BASE=name@sha256:… VARIANT=cuda
-	$(BIN)/python images/build.py --registry $(REGISTRY) --base $(BASE) --variant $(or $(VARIANT),cuda) $(IMAGES_OPTIONS)
+images: $(STAMP)  ## Build the three images, push them, write images.lock.json: REGISTRY=host/path BASE=name@sha256:… VARIANT=cuda STORE=s3://…
+	$(BIN)/python images/build.py --registry $(REGISTRY) --base $(BASE) --variant $(or $(VARIANT),cuda) \
+		$(if $(STORE),--store $(STORE)) $(IMAGES_OPTIONS)
 
 e2e-containers: $(STAMP)  ## Run the compiled pipeline in real containers (installs an engine where root on Debian has none)
 	LONGSTRAW_E2E_CONTAINERS=1 $(BIN)/pytest -s tests/e2e/containers

@@ -12,11 +12,13 @@ from cyclonedx.output import make_outputter
 from cyclonedx.schema import OutputFormat, SchemaVersion
 from packageurl import PackageURL
 
-# Runs in the image, by its own interpreter: what is installed is what counts, not what a lock asked for.
+# Runs in the image, by its own interpreter: what is installed in any of its environments is what counts, not what a
+# lock asked for.
 _LISTING = """
 import json, pathlib, re
 from importlib import metadata
-python = sorted({(d.metadata["Name"], d.version) for d in metadata.distributions()})
+places = [str(path) for path in pathlib.Path("/opt").glob("*/lib/python3*/site-packages")]
+python = sorted({(d.metadata["Name"], d.version) for d in metadata.distributions(path=places)})
 status = pathlib.Path("/var/lib/dpkg/status")
 debian = []
 for entry in (status.read_text(encoding="utf-8") if status.exists() else "").split("\\n\\n"):

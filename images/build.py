@@ -59,11 +59,23 @@ def lock_files(role: str, variant: str) -> list[Path]:
     return [IMAGES / role / f"requirements-{variant}.lock", IMAGES / "executor.lock"]
 
 
-def gather_wheels(role: str, variant: str, wheels: Path, source: Source) -> None:
-    """Put every wheel of the role and the project's own into `wheels`; hashes are checked while they are fetched."""
+def environments(role: str, variant: str, *, server: bool) -> dict[str, list[Path]]:
+    """Return environment below /opt → its locks. The sampler's server has one of its own (decision 0070)."""
+    found = {"longstraw": lock_files(role, variant)}
+    if role == "sampler" and server:
+        found["sglang"] = [IMAGES / "sampler" / f"sglang-{variant}.lock"]
+    return found
+
+
+def gather_wheels(locks: dict[str, list[Path]], wheels: Path, source: Source) -> None:
+    """Put every wheel of every environment into a directory of its own; hashes are checked while they are fetched.
+
+    The project's own wheel goes into `longstraw`.
+    """
     pip = [sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps", "--no-build-isolation"]
-    for lock in lock_files(role, variant):
-        run(*pip, "--require-hashes", "-r", str(lock), "--wheel-dir", str(wheels))
+    for environment, files in locks.items():
+        for lock in files:
+            run(*pip, "--require-hashes", "-r", str(lock), "--wheel-dir", str(wheels / environment))
     with tempfile.TemporaryDirectory() as scratch:
         # the tracked files alone: what lies about in the working tree must not get into an image
         for name in run("git", "ls-files", "longstraw_core", "components", "pipelines").splitlines():
@@ -73,14 +85,14 @@ def gather_wheels(role: str, variant: str, wheels: Path, source: Source) -> None
         for name in ("pyproject.toml", "README.md", "LICENSE"):
             shutil.copyfile(ROOT / name, Path(scratch) / name)
         os.environ["SOURCE_DATE_EPOCH"] = str(source.epoch)
-        run(*pip, "--wheel-dir", str(wheels), ".", cwd=Path(scratch))
+        run(*pip, "--wheel-dir", str(wheels / "longstraw"), ".", cwd=Path(scratch))
 
 
-def build(role: str, variant: str, base: str, source: Source, *, insecure: bool) -> str:
-    """Build one role and return the id of the local image."""
+def build(role: str, locks: dict[str, list[Path]], base: str, source: Source, *, insecure: bool) -> str:
+    """Build one role from the locks of its environments and return the id of the local image."""
     with tempfile.TemporaryDirectory(prefix=f"longstraw-{role}-") as scratch:
         context = Path(scratch)
-        gather_wheels(role, variant, context / "wheels", source)
+        gather_wheels(locks, context / "wheels", source)
         shutil.copyfile(IMAGES / "Containerfile", context / "Containerfile")
         identity = context / "image"
         arguments = {"BASE": base, "ROLE": role, "REVISION": source.revision, "VERSION": source.version}
@@ -112,6 +124,18 @@ def push(image: str, repository: str, tag: str, *, insecure: bool) -> str:
     return f"{repository}@{digest}"
 
 
+def store_bill(store: str, reference: str, bill: str) -> str:
+    """Keep an image's bill of materials in an artifact store under the image's digest; return its address.
+
+    It is a named object, which no garbage collection deletes; another bill for the same image is refused.
+    """
+    from longstraw_core.artifacts import open_store
+
+    name = f"images/{reference.partition('@sha256:')[2]}.cdx.json"
+    stored = open_store(store, create=True).create_object(name, bill.encode(), "application/vnd.cyclonedx+json")
+    return f"{store.rstrip('/')}/{stored.uri}"
+
+
 def write_whole(path: Path, content: str) -> None:
     """Replace a file at once, never half."""
     temporary = path.with_name(path.name + ".partial")
@@ -126,9 +150,14 @@ def main() -> None:
     parser.add_argument("--base", required=True, help="base image with Python 3.11, by digest: repository@sha256:…")
     parser.add_argument("--variant", choices=("cuda", "cpu"), default="cuda", help="which build of torch")
     parser.add_argument("--role", choices=ROLES, action="append", help="one role (default: all three)")
+    parser.add_argument("--without-server", action="store_true", help="leave SGLang out of the sampler image")
     parser.add_argument("--lock", type=Path, default=IMAGES / "images.lock.json", help="lock file to write")
     parser.add_argument("--bills", type=Path, default=ROOT / "build" / "sbom", help="directory for the SBOMs")
-    parser.add_argument("--store", help="artifact store that gets the SBOMs as blobs, for instance s3://bucket/team")
+    parser.add_argument(
+        "--store",
+        default=os.environ.get("LONGSTRAW_STORE"),
+        help="artifact store that keeps the SBOMs, for instance s3://bucket/team (default: LONGSTRAW_STORE)",
+    )
     parser.add_argument("--insecure-registry", action="store_true", help="the registry speaks plain HTTP")
     parser.add_argument("--allow-changes", action="store_true", help="build a tree with uncommitted changes")
     options = parser.parse_args()
@@ -137,18 +166,17 @@ def main() -> None:
     source = source_of_tree(allow_changes=options.allow_changes)
     lock = json.loads(options.lock.read_text(encoding="utf-8")) if options.lock.exists() else {}
     for role in options.role or ROLES:
-        image = build(role, options.variant, options.base, source, insecure=options.insecure_registry)
+        locks = environments(role, options.variant, server=not options.without_server)
+        image = build(role, locks, options.base, source, insecure=options.insecure_registry)
         reference = push(image, f"{options.registry}/{role}", source.revision[:12], insecure=options.insecure_registry)
         bill = bill_of_materials(image, reference, source.epoch)
         options.bills.mkdir(parents=True, exist_ok=True)
         write_whole(options.bills / f"{role}.cdx.json", bill)
-        stored = None
-        if options.store:
-            from longstraw_core.artifacts import open_store
-
-            stored = open_store(options.store).put_blob(bill.encode(), "application/vnd.cyclonedx+json").uri
+        stored = store_bill(options.store, reference, bill) if options.store else None
+        # last: an image in the lock has its bill of materials
         lock[role] = reference
         write_whole(options.lock, json.dumps(lock, indent=2, sort_keys=True) + "\n")
+        run("buildah", "rmi", image)  # the registry has it; here it would only fill the disk
         print(
             json.dumps({"role": role, "image": reference, "sbom": stored, "revision": source.revision}),
             flush=True,

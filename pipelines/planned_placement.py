@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from longstraw_core.cluster.placement import PlacementPlan
 from longstraw_core.cluster.task_config import PodSettings, accelerators
 from longstraw_core.spec import TransactionSpec
-from longstraw_core.spec.cluster import MULTI_POD_STAGES, ClusterSpec, PodResources
+from longstraw_core.spec.cluster import CERTIFICATES, MULTI_POD_STAGES, ClusterSpec, PodResources
 from longstraw_core.spec.images import ImageRole
 from longstraw_core.spec.receipts import StageName
 from longstraw_core.stages.catalogue import stage_entry
@@ -76,14 +76,23 @@ def planned_pod(stage: StageName, cluster: ClusterSpec) -> PodSettings:
         stated = None if own is None else getattr(own, field)
         return str(getattr(role, field) if stated is None else stated)
 
+    authority = cluster.store_authority
+    certificates = () if authority is None else (authority.config_map,)
     devices = {} if value("accelerators") == "0" else {cluster.accelerator: value("accelerators")}
     memory = {"memory": value("memory")}
     return PodSettings(
         resources={"limits": memory | devices, "requests": {"cpu": value("cpu")} | memory | devices},
         node_selector=dict(cluster.node_selector),
         tolerations=tuple(toleration.to_kubernetes() for toleration in cluster.tolerations),
-        volumes=tuple(
-            {"name": volume.claim, "persistentVolumeClaim": {"claimName": volume.claim}} for volume in cluster.volumes
+        volumes=(
+            *(
+                {"name": volume.claim, "persistentVolumeClaim": {"claimName": volume.claim}}
+                for volume in cluster.volumes
+            ),
+            *({"name": name, "configMap": {"name": name}} for name in certificates),
         ),
-        volume_mounts=tuple({"name": volume.claim, "mountPath": volume.mount_path} for volume in cluster.volumes),
+        volume_mounts=(
+            *({"name": volume.claim, "mountPath": volume.mount_path} for volume in cluster.volumes),
+            *({"name": name, "mountPath": CERTIFICATES} for name in certificates),
+        ),
     )

@@ -7,7 +7,7 @@ from kfp import kubernetes
 
 from longstraw_core.cluster.names import QUEUE_LABEL, STAGE_LABEL
 from longstraw_core.cluster.placement import Placement
-from longstraw_core.spec.cluster import SCRATCH, SHARED_MEMORY, ClusterSpec, PodResources
+from longstraw_core.spec.cluster import CERTIFICATES, SCRATCH, SHARED_MEMORY, ClusterSpec, PodResources
 from longstraw_core.spec.images import ROLES, ImageRole
 from longstraw_core.stages.catalogue import stage_entry
 from longstraw_core.stages.launcher import WORKER_IMAGE_VARIABLE
@@ -142,6 +142,9 @@ def apply_pod_settings(task: Any, stage: str, settings: PodSettings, runtime: Ru
         kubernetes.mount_pvc(task, pvc_name=volume.claim, mount_path=volume.mount_path)
     kubernetes.use_secret_as_env(task, runtime.store_secret, SECRET_KEYS, optional=True)
     kubernetes.use_config_map_as_env(task, runtime.store_config, CONFIG_KEYS, optional=True)
+    if cluster.store_authority is not None:
+        kubernetes.use_config_map_as_volume(task, cluster.store_authority.config_map, CERTIFICATES)
+        task.set_env_variable("AWS_CA_BUNDLE", cluster.store_authority.path)
     kubernetes.set_image_pull_secrets(task, [runtime.pull_secret])
     kubernetes.set_security_context(
         task, run_as_user=cluster.run_as_user, run_as_group=cluster.run_as_group, run_as_non_root=True

@@ -17,6 +17,7 @@ IMAGES = {
     "trainer/requirements-cpu.lock": [*PROJECT["dependencies"], *EXTRAS["trainer"]],
     "trainer/requirements-cuda.lock": [*PROJECT["dependencies"], *EXTRAS["trainer"]],
     "sampler/requirements-cpu.lock": [*PROJECT["dependencies"], *EXTRAS["sampler"]],
+    "sampler/requirements-cuda.lock": [*PROJECT["dependencies"], *EXTRAS["sampler"]],
     "executor.lock": ["kfp==2.17.3"],
 }
 REQUIREMENT = re.compile(
@@ -65,16 +66,19 @@ def test_development_pins_every_tool() -> None:
 
 def test_the_tested_sglang_is_the_one_of_the_sampler_image() -> None:
     tested = pins(ROOT / "tests" / "support" / "sglang" / "requirements.lock")
-    shipped = pins(ROOT / "images" / "sampler" / "sglang.lock")
+    shipped = pins(ROOT / "images" / "sampler" / "sglang-cuda.lock")
     for name in ("sglang", "transformers", "tokenizers"):
         assert tested[name] == shipped[name]
+    assert pins(ROOT / "images" / "sampler" / "sglang-cpu.lock") == tested
+    for variant in ("cpu", "cuda"):
+        assert all(match["hashes"] for match in requirements(ROOT / "images" / "sampler" / f"sglang-{variant}.lock"))
     assert tested["sglang"] == SGLANG_VERSION
 
 
 def test_control_has_no_torch_and_the_others_of_kfp_nothing_but_its_executor() -> None:
     assert "torch" not in pins(ROOT / "images" / "control" / "requirements.lock")
-    for name in ("trainer/requirements-cpu.lock", "trainer/requirements-cuda.lock", "sampler/requirements-cpu.lock"):
-        assert not set(pins(ROOT / "images" / name)) & {"kfp", "kubernetes", "google-cloud-storage", "protobuf"}
+    for path in (ROOT / "images").glob("*/requirements-c*.lock"):
+        assert not set(pins(path)) & {"kfp", "kubernetes", "google-cloud-storage", "protobuf"}
     assert list(pins(ROOT / "images" / "executor.lock")) == ["kfp"]
 
 

@@ -26,7 +26,8 @@ MULTI_POD_STAGES: tuple[StageName, ...] = ("sample", "capture_prefix", "old_logp
 """Stages that can run in several pods."""
 SCRATCH = "/scratch"
 SHARED_MEMORY = "/dev/shm"  # noqa: S108
-RESERVED_MOUNTS = (SCRATCH, SHARED_MEMORY, "/tmp", "/s3", "/minio", "/gcs", "/kfp-launcher")  # noqa: S108
+CERTIFICATES = "/etc/longstraw-certificates"
+RESERVED_MOUNTS = (SCRATCH, SHARED_MEMORY, CERTIFICATES, "/tmp", "/s3", "/minio", "/gcs", "/kfp-launcher")  # noqa: S108
 """Taken by this project, and by KFP's launcher for the artifacts of each kind of store."""
 
 
@@ -154,6 +155,20 @@ class ClaimMount(StrictModel):
         return self
 
 
+class StoreAuthority(StrictModel):
+    """Where the authority is that signed the certificate of the store's server."""
+
+    config_map: Annotated[str, Field(pattern=r"^[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?$")]
+    """Config map of the pods' namespace; a DNS label, because the pod's volume has its name."""
+    key: Annotated[str, Field(pattern=r"^[A-Za-z0-9_][A-Za-z0-9._-]{0,252}$")] = "ca.crt"
+    """Its key with the certificates in PEM."""
+
+    @property
+    def path(self) -> str:
+        """File in a pod, for `AWS_CA_BUNDLE`."""
+        return f"{CERTIFICATES}/{self.key}"
+
+
 class ClusterSpec(StrictModel):
     """How stages become pods; without influence on what they compute."""
 
@@ -169,6 +184,8 @@ class ClusterSpec(StrictModel):
     """Secret with AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY *; may be missing where pods have a role."""
     store_config: ObjectName = "longstraw-store"
     """Config map with AWS_ENDPOINT_URL_S3, AWS_REGION, LONGSTRAW_S3_PATH_STYLE *; may be missing."""
+    store_authority: StoreAuthority | None = None
+    """Authority of a store with a certificate of its own; None: those that the image trusts."""
     pull_secret: ObjectName = "longstraw-registry"  # noqa: S105
     """Image pull secret *; may be missing where the registry asks for none."""
     volumes: tuple[ClaimMount, ...] = ()
@@ -196,4 +213,8 @@ class ClusterSpec(StrictModel):
             twice = sorted({value for value in values if values.count(value) > 1})
             if twice:
                 raise ValueError(f"volumes: {name} {twice[0]} is there twice")
+        if self.store_authority and self.store_authority.config_map in {volume.claim for volume in self.volumes}:
+            raise ValueError(
+                f"store_authority: config_map {self.store_authority.config_map} is a claim's name too; rename one"
+            )
         return self

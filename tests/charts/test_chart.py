@@ -8,10 +8,13 @@ from typing import Any
 
 import pytest
 import yaml
+from click.testing import CliRunner
 
+from longstraw_core.artifacts import open_store
 from longstraw_core.cli.main import main
 from longstraw_core.cluster.permissions import role_rules
 from tests.charts.rendering import CHART, GOLDEN, VALUES, helm, objects, template
+from tests.servers.seaweedfs import prefix_user, seaweedfs
 
 MINIMAL, FULL = VALUES / "minimal.yaml", VALUES / "full.yaml"
 KUBERNETES = ["1.31", "1.32", "1.33", "1.34", "1.35", "1.36", "1.37"]
@@ -63,6 +66,12 @@ REFUSED = {
     "queue without a cluster queue": ("queue.enabled=true", "/queue"),
     "recurring without a transaction": ("recurring.enabled=true", "recurring.enabled"),
     "transaction elsewhere": ('transaction={"storage":{"uri":"s3://other/search"}}', "transaction.storage.uri"),
+    "an authority that is no label": ('store.caBundle.configMapName="a.b"', "/store/caBundle/configMapName"),
+    "a transaction with another authority": (
+        'transaction={"storage":{"uri":"s3://longstraw/teams/search"},'
+        '"cluster":{"store_authority":{"config_map":"other"}}}',
+        "transaction.cluster.store_authority",
+    ),
     "unknown value": ("recuring.enabled=true", "recuring"),
     "negative timeout": ("registration.timeoutSeconds=-1", "/registration/timeoutSeconds"),
     "secret name with a slash": ('store.secretName="a/b"', "/store/secretName"),
@@ -167,6 +176,48 @@ def test_every_command_of_a_container_exists_with_these_options(values: Path) ->
         command, options = main.commands[container["args"][0]], container["args"][1:]
         known = {option for parameter in command.params for option in parameter.opts}
         assert {option for option in options if option.startswith("--")} <= known
+
+
+def test_the_authority_of_the_store_reaches_jobs_and_stages_alike() -> None:
+    rendered = objects(template(FULL))
+    (configuration,) = [
+        entry["data"] for entry in rendered if entry["metadata"]["name"] == "longstraw-law-configuration"
+    ]
+    transaction = yaml.safe_load(configuration["transaction.yaml"])
+    assert transaction["cluster"] == {"store_authority": {"config_map": "store-authority", "key": "authority.crt"}}
+    (environment,) = [entry["data"] for entry in rendered if entry["metadata"]["name"] == "longstraw-law-environment"]
+    for pod, container in containers(rendered):
+        (mount,) = [mount for mount in container["volumeMounts"] if mount["name"] == "store-certificate-authority"]
+        assert environment["AWS_CA_BUNDLE"] == f"{mount['mountPath']}/ca.crt"
+        (volume,) = [volume for volume in pod["volumes"] if volume["name"] == mount["name"]]
+        assert volume["configMap"]["items"] == [{"key": "authority.crt", "path": "ca.crt"}]
+    # saying the same once more is no contradiction; without a bundle there is no authority
+    same = '{"config_map":"store-authority","key":"authority.crt"}'
+    template(FULL, f"transaction.cluster.store_authority={same}")
+    assert "store_authority" not in template(
+        MINIMAL, 'transaction={"storage":{"uri":"s3://longstraw/teams/search"},"seed":1}'
+    )
+
+
+def test_garbage_collection_runs_as_the_chart_says_with_credentials_for_the_prefix_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rendered = objects(template(MINIMAL, "garbageCollection.enabled=true"))
+    ((_, container),) = [found for found in containers(rendered) if found[1]["name"] == "garbage-collection"]
+    user = prefix_user("key-of-search", "s" * 40, bucket="longstraw", prefix="teams/search")
+    with seaweedfs(tmp_path / "s3", [user]) as server:
+        server.client().create_bucket(Bucket="longstraw")
+        for name, value in {
+            **server.environment(),
+            "AWS_ACCESS_KEY_ID": "key-of-search",
+            "AWS_SECRET_ACCESS_KEY": "s" * 40,
+        }.items():
+            monkeypatch.setenv(name, value)
+        open_store("s3://longstraw/teams/search", create=True).put_blob(b"of no run", "text/plain")
+        done = CliRunner().invoke(main, [*container["args"], "-o", "json"])
+    assert done.exit_code == 0, done.output
+    (report,) = [json.loads(line) for line in done.stdout.splitlines()]
+    assert (report["young"], report["blobs"]) == (1, []), report
 
 
 def test_the_doctor_asks_about_the_cluster_and_reads_the_transaction() -> None:

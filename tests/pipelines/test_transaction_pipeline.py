@@ -15,6 +15,7 @@ from longstraw_core.spec.cluster import SHARED_MEMORY
 from longstraw_core.spec.images import ROLES
 from longstraw_core.spec.parse import parse_transaction_spec
 from longstraw_core.stages.catalogue import CATALOGUE, stage_entry
+from pipelines.planned_placement import planned_pod
 
 ROOT = Path(__file__).parents[2]
 SPEC = """\
@@ -151,6 +152,30 @@ def test_every_pod_is_bounded_unprivileged_and_has_its_own_directories() -> None
     for task in tasks(pipeline).values():
         assert task["retryPolicy"]["maxRetryCount"] == 2
         assert task["retryPolicy"]["backoffDuration"] == "30s"
+
+
+def test_the_authority_of_the_store_reaches_every_pod_also_those_that_launchers_make() -> None:
+    extra = """\
+storage: {uri: s3://bucket/team}
+layout: {context_parallel: 2}
+sampling: {max_response_tokens: 8}
+cluster:
+  store_authority: {config_map: store-authority, key: authority.crt}
+  volumes: [{claim: data, mount_path: /data}]
+  stages: {train: {nodes: 2}}
+"""
+    pipeline, platform = documents(1, extra=extra)
+    assert "exec-train-on-nodes" in platform
+    for name, pod in platform.items():
+        (volume,) = pod["configMapAsVolume"]
+        assert (volume["configMapName"], volume["mountPath"]) == ("store-authority", "/etc/longstraw-certificates")
+        variables = pipeline["deploymentSpec"]["executors"][name]["container"]["env"]
+        assert {"name": "AWS_CA_BUNDLE", "value": "/etc/longstraw-certificates/authority.crt"} in variables
+    planned = planned_pod("train", parse_transaction_spec(SPEC + extra, "test").cluster)
+    assert {"name": "store-authority", "configMap": {"name": "store-authority"}} in planned.volumes
+    assert {"name": "store-authority", "mountPath": "/etc/longstraw-certificates"} in planned.volume_mounts
+    without, _ = documents(1)
+    assert "AWS_CA_BUNDLE" not in str(without)
 
 
 def test_one_stage_can_get_other_resources_than_its_role() -> None:

@@ -54,6 +54,10 @@ def test_a_toleration_becomes_what_the_kubernetes_api_reads() -> None:
         ({"volumes": [{"claim": "a", "mount_path": "/scratch/x"}]}, "cluster.volumes"),
         ({"volumes": [{"claim": "a", "mount_path": "/a/../b"}]}, "cluster.volumes"),
         ({"volumes": [{"claim": "a", "mount_path": "data"}]}, "cluster.volumes"),
+        ({"volumes": [{"claim": "a", "mount_path": "/etc/longstraw-certificates/x"}]}, "cluster.volumes"),
+        ({"volumes": [{"claim": "a", "mount_path": "/a"}], "store_authority": {"config_map": "a"}}, "store_authority"),
+        ({"store_authority": {"config_map": "a.b"}}, "cluster.store_authority.config_map"),
+        ({"store_authority": {"config_map": "a", "key": "../a"}}, "cluster.store_authority.key"),
         ({"volumes": [{"claim": "a", "mount_path": "/a"}, {"claim": "a", "mount_path": "/b"}]}, "cluster"),
     ],
 )

@@ -17,6 +17,24 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version }}
 longstraw.io/team: {{ .Values.team }}
 {{- end }}
 
+{{/* The specification's words for store.caBundle; empty without one. */}}
+{{- define "longstraw.authority" -}}
+{{- with .Values.store.caBundle }}{{- if .configMapName }}
+config_map: {{ .configMapName }}
+key: {{ .key }}
+{{- end }}{{- end }}
+{{- end }}
+
+{{/* The transaction as stages get it: with the store's authority, so that their pods trust it too. */}}
+{{- define "longstraw.transaction" -}}
+{{- $transaction := deepCopy .Values.transaction }}
+{{- $authority := include "longstraw.authority" . | fromYaml }}
+{{- if $authority }}
+{{- $transaction = mergeOverwrite $transaction (dict "cluster" (dict "store_authority" $authority)) }}
+{{- end }}
+{{- toYaml $transaction }}
+{{- end }}
+
 {{/* What a schema cannot say because it compares two values. */}}
 {{- define "longstraw.check" -}}
 {{- if ne (last (splitList "/" (trimSuffix "/" .Values.store.uri))) .Values.team }}
@@ -30,6 +48,10 @@ longstraw.io/team: {{ .Values.team }}
 {{- end }}
 {{- if and .Values.recurring.enabled (not .Values.transaction) }}
 {{- fail "recurring.enabled: give the specification to submit in transaction" }}
+{{- end }}
+{{- $authority := dig "cluster" "store_authority" dict .Values.transaction }}
+{{- if and $authority (ne (toJson (merge (dict) $authority (dict "key" "ca.crt"))) (toJson (include "longstraw.authority" . | fromYaml))) }}
+{{- fail "transaction.cluster.store_authority: leave it out; the chart takes it from store.caBundle" }}
 {{- end }}
 {{- if and .Values.transaction (ne (dig "storage" "uri" "" .Values.transaction) .Values.store.uri) }}
 {{- fail "transaction.storage.uri: must be store.uri: a team's runs stay below the team's prefix" }}

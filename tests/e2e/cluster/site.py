@@ -175,7 +175,7 @@ def _build_images(directory: Path, host: str) -> Path:
     run(
         *(sys.executable, "images/build.py", "--registry", f"{host}/longstraw", "--insecure-registry"),
         *("--variant", "cpu", "--base", base, "--lock", str(lock), "--bills", str(directory / "sbom")),
-        "--allow-changes",
+        *("--allow-changes", "--without-server"),
     )
     return lock
 

@@ -18,6 +18,7 @@ from tests.e2e.cluster.driver import KILL_ALL, Access, ClusterDriver, stock_comm
 from tests.e2e.cluster.tools import TOOLS, SetupError, missing_tools, run
 from tests.servers.kubeflow_api import KubeflowApi, kubeflow_api
 from tests.servers.seaweedfs import seaweedfs
+from tests.support.fake_tools import calls, fake
 
 SEARCH, LAW = manifests.Team("search", "s" * 40), manifests.Team("law", "l" * 40)
 DIGEST = "sha256:" + "d" * 64
@@ -34,26 +35,6 @@ def tools(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     directory.mkdir()
     monkeypatch.setenv("PATH", str(directory))
     return directory
-
-
-def fake(directory: Path, name: str, answer: str = "", status: int = 0) -> None:
-    """Put a program there that notes its arguments and standard input, prints `answer` and exits with `status`."""
-    path = directory / name
-    path.write_text(
-        f"#!{sys.executable}\n"
-        "import json, sys\n"
-        "given = '' if sys.stdin is None or sys.stdin.isatty() else sys.stdin.read()\n"
-        f"with open({str(directory / 'calls.jsonl')!r}, 'a') as notes:\n"
-        f"    notes.write(json.dumps([{name!r}, *sys.argv[1:], given]) + '\\n')\n"
-        f"sys.stdout.write({answer!r})\n"
-        f"sys.exit({status})\n",
-        encoding="utf-8",
-    )
-    path.chmod(0o755)
-
-
-def calls(directory: Path) -> list[list[str]]:
-    return [json.loads(line) for line in (directory / "calls.jsonl").read_text(encoding="utf-8").splitlines()]
 
 
 def git(directory: Path, *arguments: str) -> str:

@@ -16,6 +16,8 @@ from tests.servers.seaweedfs import S3Server, seaweedfs
 
 ROOT = Path(__file__).resolve().parents[3]
 SWITCH = "LONGSTRAW_E2E_CONTAINERS"
+SERVER = "LONGSTRAW_E2E_SERVER"
+"""Optional: SGLang goes into the sampler image too; the transactions here do not need its gigabytes."""
 KEEP = "LONGSTRAW_E2E_BASE"
 """Optional: a base image by digest, instead of one made by debootstrap."""
 
@@ -47,6 +49,8 @@ def build_images(repository: str, base: str, lock: Path, *options: str) -> None:
     lock.parent.mkdir(parents=True, exist_ok=True)
     build = [sys.executable, "images/build.py", "--registry", repository, "--insecure-registry", "--variant", "cpu"]
     build += ["--base", base, "--lock", str(lock), "--bills", str(lock.parent / "sbom"), "--allow-changes", *options]
+    if not os.environ.get(SERVER):
+        build.append("--without-server")
     subprocess.run(build, cwd=ROOT, check=True)
     figure = f"{len(json.loads(lock.read_text(encoding='utf-8')))} images built and pushed"
     print(json.dumps({"figure": figure, "seconds": round(time.monotonic() - started)}))

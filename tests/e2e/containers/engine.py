@@ -97,6 +97,7 @@ def push_base_image(directory: Path, registry_address: str) -> str:
     digest = directory / "base.digest"
     reference = f"{registry_address}/base"
     buildah("push", "--quiet", "--tls-verify=false", "--digestfile", str(digest), image, f"docker://{reference}:base")
+    buildah("rmi", image)
     shutil.rmtree(root)
     return f"{reference}@{digest.read_text(encoding='utf-8').strip()}"
 

@@ -16,7 +16,7 @@ import yaml
 
 from tests.conftest import make_row
 from tests.e2e import expectations
-from tests.e2e.containers.conftest import ROOT, Site
+from tests.e2e.containers.conftest import ROOT, SERVER, Site
 from tests.e2e.expectations import COMMAND, small_specification
 
 
@@ -170,3 +170,19 @@ def test_the_same_tree_gives_the_same_digest_again(site: Site) -> None:
     """A second build from the same tree, base and locks: nothing of it comes from the first."""
     again = site.build_again("control")
     assert again == site.images()["control"].partition("@")[2]
+
+
+@pytest.mark.skipif(not os.environ.get(SERVER), reason=f"the image has no server unless {SERVER}=1")
+def test_the_server_starts_in_the_sampler_image_as_any_user(site: Site) -> None:
+    command = ["sh", "-c", 'exec "$LONGSTRAW_SGLANG_PYTHON" -m sglang.launch_server --help']
+    said = docker.from_env().containers.run(
+        site.images()["sampler"],
+        command,
+        user="12345:12345",
+        read_only=True,
+        cap_drop=["ALL"],
+        tmpfs={"/tmp": "mode=1777"},  # noqa: S108
+        network_mode="none",
+        remove=True,
+    )
+    assert b"--lora-paths" in said
