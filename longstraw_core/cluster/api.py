@@ -16,12 +16,22 @@ from longstraw_core.spec import Retryable, SpecError
 JsonObject = dict[str, Any]
 WatchedResource = Literal["jobs", "pods"]
 
+LONGEST_RETRY_AFTER = 60.0
+"""Seconds that a server's `Retry-After` is honoured at most."""
+
 _GONE = 410
 _TRANSPORT_ERRORS = (urllib3.exceptions.HTTPError, OSError)
 
 
 class Unreachable(Retryable):
     """The API server gave no usable answer for as long as was waited."""
+
+    wait_seconds: float = 0.0
+    """How long the server asked to be left alone (`Retry-After`), at most `LONGEST_RETRY_AFTER`."""
+
+
+class NotSignedIn(SpecError):
+    """The server does not know who asks (401): a token was replaced a moment ago, or it is wrong."""
 
 
 class Exists(Exception):
@@ -50,6 +60,8 @@ class Patience:
     """Longest time without any answer before a launcher gives up."""
     rollback_seconds: float = 30.0
     """The same while giving things back, when a pod has little time left."""
+    sign_in_seconds: float = 90.0
+    """Longest time of 401 before it is believed: a pod's client reads a replaced token within a minute."""
     watch_seconds: float = 240.0
     """After this the server ends a watch, and a new one continues it."""
     pause_seconds: float = 1.0
@@ -255,15 +267,17 @@ class ClusterApi:
 
     def _patiently(self, what: str, call: Callable[[float], Any], *, within: float | None = None) -> JsonObject:
         """Repeat a call that is safe to repeat until it is answered or patience ends."""
-        deadline = time.monotonic() + (self.patience.outage_seconds if within is None else within)
-        pause = self.patience.pause_seconds
+        started, pause = time.monotonic(), self.patience.pause_seconds
+        longest = self.patience.outage_seconds if within is None else within
         while True:
             try:
                 return self._once(what, call)
-            except Unreachable:
-                if time.monotonic() + pause > deadline:
+            except (Unreachable, NotSignedIn) as error:
+                wait = max(pause, error.wait_seconds if isinstance(error, Unreachable) else 0.0)
+                limit = min(longest, self.patience.sign_in_seconds) if isinstance(error, NotSignedIn) else longest
+                if time.monotonic() + wait > started + limit:
                     raise
-            time.sleep(pause)
+            time.sleep(wait)
             pause = min(2 * pause, 15.0)
 
     def _once(self, what: str, call: Callable[[float], Any], *, parse: bool = True) -> Any:
@@ -284,14 +298,23 @@ def _typed(error: client.ApiException, what: str, namespace: str) -> Exception:
     if status == 409:
         return Exists(message) if reason == "AlreadyExists" else Conflict(f"{what}: {message}")
     if status in (401, 403) and "exceeded quota" not in message:
-        return SpecError(
+        return (NotSignedIn if status == 401 else SpecError)(
             f"{what} in namespace {namespace}: not allowed: {message}; `longstraw doctor` lists the rights"
         )
     if status == _GONE:
         return Expired(message)
-    if status in (400, 403, 405, 415, 422):
+    # 413 is the server's own limit; what exceeds etcd's comes back as 500
+    if status in (400, 403, 405, 413, 415, 422) or "request is too large" in message:
         return SpecError(f"{what}: the Kubernetes API server refuses it: {message}")
-    return Unreachable(f"{what}: HTTP {status}: {message}")
+    unreachable = Unreachable(f"{what}: HTTP {status}: {message}")
+    unreachable.wait_seconds = _retry_after(error)
+    return unreachable
+
+
+def _retry_after(error: client.ApiException) -> float:
+    """Seconds of the answer's `Retry-After`; 0 when there is none, or a date."""
+    text = str((error.headers or {}).get("Retry-After") or "").strip()
+    return min(float(text), LONGEST_RETRY_AFTER) if text.isdecimal() else 0.0
 
 
 def _status(error: client.ApiException) -> tuple[str, str]:

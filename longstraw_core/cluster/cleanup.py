@@ -7,8 +7,8 @@ from longstraw_core.artifacts.receipts import find_receipt
 from longstraw_core.artifacts.store import Store
 from longstraw_core.cluster.api import ClusterApi
 from longstraw_core.cluster.heartbeat import remove_beats
-from longstraw_core.cluster.journal import Attempt, read_attempts
-from longstraw_core.cluster.ownership import Removal, give_back, remaining
+from longstraw_core.cluster.journal import Attempt, attempt_places, read_attempt, read_attempts
+from longstraw_core.cluster.ownership import Removal, give_back, remaining, strangers
 from longstraw_core.cluster.placement import stage_prefix
 from longstraw_core.spec import IntegrityError, SpecError
 
@@ -24,6 +24,10 @@ class CleanupReport:
     """Attempts of which nothing was left."""
     running: list[str] = field(default_factory=list[str])
     """Stages whose launcher still lives; left alone."""
+    foreign: list[str] = field(default_factory=list[str])
+    """Objects that a journal claims and whose labels belong to somebody else; left alone."""
+    unreadable: list[str] = field(default_factory=list[str])
+    """Why an attempt's journal cannot be read; nothing of that attempt was touched."""
 
 
 def clean_up(
@@ -38,16 +42,27 @@ def clean_up(
 
     Raises:
         SpecError: the store has no journal of this run.
-        IntegrityError: a journal cannot be read; nothing of that attempt was touched.
         Retryable: the API server or the store does not answer.
     """
     report = CleanupReport()
-    for attempt in read_attempts(store, run):
+    for place in attempt_places(store, run):
+        try:
+            attempt = read_attempt(store, place)
+        except IntegrityError as error:  # the others' objects must not stay because of this one
+            report.attempts += 1
+            report.unreadable.append(str(error))
+            continue
+        if attempt is None:
+            continue
         report.attempts += 1
         if attempt.closed:
             report.closed += 1
             continue
         api = api_of(attempt.intent.namespace)
+        foreign = strangers(api, attempt)
+        if foreign:
+            report.foreign += foreign
+            continue
         if not even_running and launcher_lives(api, attempt):
             report.running.append(f"{attempt.place.stage} of transaction {attempt.place.transaction}")
         elif dry_run:
@@ -87,6 +102,10 @@ def reap(store: Store, api: ClusterApi, current: Attempt, say: Callable[[str], N
             continue
         finished = find_receipt(store, other.run, other.transaction, other.stage) is not None
         if finished or not launcher_lives(api, attempt):
+            foreign = strangers(api, attempt)
+            if foreign:
+                say(f"{other.prefix} claims {', '.join(foreign)}, which is not this run's: left alone")
+                continue
             leftovers = give_back(api, attempt, reason=f"reaped by {place.stage}")
             removed += leftovers
             for item in leftovers:

@@ -150,6 +150,7 @@ class Attempt:
         if isinstance(record, Owned):
             self.owned[record.uid] = record.object
             self.gone.discard(record.uid)
+            self.closed = False  # its launcher was taken for dead, closed by another, and went on
         elif isinstance(record, Released | Deleted):
             self.gone.add(record.uid)
         elif isinstance(record, Closed):
@@ -213,6 +214,16 @@ def read_attempts(store: Store, run: str) -> Iterator[Attempt]:
             yield attempt
 
 
+def attempts_of_stage(store: Store, stage: AttemptPlace) -> list[Attempt]:
+    """Every attempt of the stage that a place names, in order."""
+    return [
+        attempt
+        for place in attempt_places(store, stage.run)
+        if (place.transaction, place.stage) == (stage.transaction, stage.stage)
+        and (attempt := read_attempt(store, place)) is not None
+    ]
+
+
 def read_attempt(store: Store, place: AttemptPlace) -> Attempt | None:
     """Read the records of an attempt; None when there is no intent.
 
@@ -226,7 +237,10 @@ def read_attempt(store: Store, place: AttemptPlace) -> Attempt | None:
             record = _RECORD.validate_python(parse_canonical_json(content, name=name))
         except ValidationError as error:
             problem = error.errors(include_url=False)[0]
-            raise IntegrityError(f"{name} is not a journal record: {problem['msg']}; do not use it") from error
+            raise IntegrityError(
+                f"{name} is not a journal record: {problem['msg']}; so nothing says what its attempt "
+                "owns: look for it by the label longstraw.io/run, then delete the record"
+            ) from error
         if isinstance(record, Intent):
             attempt = Attempt(store, place, record)
         elif attempt is not None:

@@ -8,15 +8,15 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from longstraw_core.artifacts.store import Store
-from longstraw_core.cluster.api import ClusterApi, Patience
+from longstraw_core.cluster.api import ClusterApi, NotSignedIn, Patience
 from longstraw_core.cluster.cleanup import close_superseded, forget_heartbeat, reap
 from longstraw_core.cluster.diagnosis import Completed, Failed, Waiting, container_started, judge, pod_index
 from longstraw_core.cluster.heartbeat import BEAT_SECONDS, Heart
-from longstraw_core.cluster.journal import LauncherPod, open_attempt, read_attempts
+from longstraw_core.cluster.journal import LauncherPod, attempts_of_stage, open_attempt
 from longstraw_core.cluster.logs import LogFollower, print_tails
 from longstraw_core.cluster.manifests import Owner
 from longstraw_core.cluster.names import JOB_LABEL
-from longstraw_core.cluster.ownership import GONE_SECONDS, Ownership
+from longstraw_core.cluster.ownership import GONE_SECONDS, Ownership, Superseded
 from longstraw_core.cluster.placement import PlacementPlan
 from longstraw_core.cluster.termination import Terminated, signals_ignored, terminated_by_signal
 from longstraw_core.cluster.watching import Notice, ResourceWatch, Seen, Trouble
@@ -65,11 +65,6 @@ def launch(
         Terminated: SIGTERM arrived; what was created has been deleted.
     """
     times = times or LaunchTimes()
-    earlier = [
-        attempt
-        for attempt in read_attempts(store, plan.run)
-        if (attempt.place.transaction, attempt.place.stage) == (plan.transaction, plan.stage)
-    ]
     with terminated_by_signal():
         attempt = open_attempt(
             store,
@@ -81,6 +76,8 @@ def launch(
             name=plan.name,
             launcher=launcher,
         )
+        # read after the number is taken: whoever has a lower one stored its intent before
+        earlier = [other for other in attempts_of_stage(store, attempt.place) if other.place < attempt.place]
         owner = None if launcher is None else Owner(launcher.name, launcher.uid)
         ownership = Ownership(api, plan, attempt, earlier, owner, say, gone_seconds=times.gone)
         heart = Heart(store, f"{plan.prefix}heartbeat/", attempt.place.attempt, interval=times.heartbeat, complain=say)
@@ -113,7 +110,8 @@ class _Run:
     log: LogFollower | None = None
     waiting: str = ""
     waiting_since: float = 0.0
-    trouble_since: dict[str, float] = field(default_factory=dict[str, float])
+    trouble: dict[str, "_Outage"] = field(default_factory=dict[str, "_Outage"])
+    """By resource: since when the server has not answered about it."""
     last_line: float = 0.0
 
     def to_the_end(self) -> None:
@@ -150,22 +148,26 @@ class _Run:
         except queue.Empty:
             pass
         now = time.monotonic()
-        for resource, since in self.trouble_since.items():
-            if now - since > self.times.patience.outage_seconds:
+        for resource, outage in self.trouble.items():
+            silent = now - outage.since
+            if isinstance(outage.error, NotSignedIn) and silent > self.times.patience.sign_in_seconds:
+                raise outage.error
+            if silent > self.times.patience.outage_seconds:
                 raise Retryable(
-                    f"the Kubernetes API server has not answered about {resource} for {now - since:.0f} s; the pods "
+                    f"the Kubernetes API server has not answered about {resource} for {silent:.0f} s; the pods "
                     "end by themselves when the heartbeat stops: run again"
                 )
 
     def _note(self, notice: Notice) -> None:
         if isinstance(notice, Trouble):
-            if isinstance(notice.error, SpecError):
+            if isinstance(notice.error, SpecError) and not isinstance(notice.error, NotSignedIn):
                 raise notice.error
-            if notice.resource not in self.trouble_since:
-                self.trouble_since[notice.resource] = time.monotonic()
+            if notice.resource not in self.trouble:
                 self.say(f"waiting for the Kubernetes API server: {notice.error}")
+            since = self.trouble[notice.resource].since if notice.resource in self.trouble else time.monotonic()
+            self.trouble[notice.resource] = _Outage(since, notice.error)
             return
-        if self.trouble_since.pop(notice.resource, None) is not None:
+        if self.trouble.pop(notice.resource, None) is not None:
             self.say(f"the Kubernetes API server answers again about {notice.resource}")
         self._see(notice)
 
@@ -219,8 +221,13 @@ class _Run:
             raise SpecError(f"{verdict.message}; after {waited:.0f} s of trying")
 
 
-class Superseded(Retryable):
-    """Another attempt owns the objects now."""
+@dataclass(frozen=True, slots=True)
+class _Outage:
+    """The server does not answer about a resource."""
+
+    since: float
+    error: LongStrawError
+    """What it, or the connection to it, said last."""
 
 
 def _ended(pod: JsonObject) -> bool:
@@ -253,6 +260,8 @@ def _roll_back(ownership: Ownership, heart: Heart, times: LaunchTimes, error: Ba
 def _give_back_after_success(ownership: Ownership, heart: Heart, times: LaunchTimes) -> None:
     """The work is done: that the objects cannot be deleted now does not undo it."""
     try:
+        with suppress(LongStrawError):
+            ownership.attempt.refresh()  # what a later attempt has adopted meanwhile is not deleted under it
         ownership.give_back(within=times.patience.rollback_seconds)
     except LongStrawError as failure:
         ownership.say(f"the finished Job was not deleted: {failure}; Kubernetes does it after its time")

@@ -16,10 +16,14 @@ from longstraw_core.cluster.names import (
 from longstraw_core.cluster.placement import RENDEZVOUS_PORT, TTL_SECONDS, PlacementPlan
 from longstraw_core.cluster.task_config import SCRATCH, SHARED_MEMORY
 from longstraw_core.spec import canonical_json
+from longstraw_core.spec.receipts import StageName
 
 CONTAINER = "worker"
 NODE_COMMAND = ("python3", "-m", "longstraw_core.stages.node")
 TERMINATION_GRACE_SECONDS = 30
+TERMINATION_LOG = "/dev/termination-log"
+"""Where Kubernetes reads why a container ended."""
+TERMINATION_LOG_VARIABLE = "LONGSTRAW_TERMINATION_LOG"
 
 JsonObject = dict[str, Any]
 
@@ -88,15 +92,20 @@ def job_manifest(plan: PlacementPlan, *, intent: str, owner: Owner | None) -> Js
     return {"apiVersion": "batch/v1", "kind": "Job", "metadata": metadata, "spec": spec}
 
 
-def _labels(plan: PlacementPlan) -> dict[str, str]:
+def stage_labels(run: str, transaction: int, stage: StageName, name: str) -> dict[str, str]:
+    """Labels of everything that a stage's launcher creates under `name`."""
     return {
         "app.kubernetes.io/name": "longstraw",
         "app.kubernetes.io/managed-by": "longstraw",
-        RUN_LABEL: label_value(plan.run),
-        TRANSACTION_LABEL: str(plan.transaction),
-        STAGE_LABEL: plan.stage,
-        JOB_LABEL: plan.name,
+        RUN_LABEL: label_value(run),
+        TRANSACTION_LABEL: str(transaction),
+        STAGE_LABEL: stage,
+        JOB_LABEL: name,
     }
+
+
+def _labels(plan: PlacementPlan) -> dict[str, str]:
+    return stage_labels(plan.run, plan.transaction, plan.stage, plan.name)
 
 
 def _metadata(plan: PlacementPlan, intent: str, owner: Owner | None) -> JsonObject:
@@ -174,7 +183,7 @@ def _container(plan: PlacementPlan) -> JsonObject:
         "ports": [{"name": "rendezvous", "containerPort": RENDEZVOUS_PORT, "protocol": "TCP"}],
         "resources": plan.pod.resources,
         "securityContext": {"allowPrivilegeEscalation": False, "capabilities": capabilities},
-        "terminationMessagePath": "/dev/termination-log",
+        "terminationMessagePath": TERMINATION_LOG,
         "terminationMessagePolicy": "File",
         "volumeMounts": [
             {"name": "shared-memory", "mountPath": SHARED_MEMORY},
@@ -206,6 +215,7 @@ def _environment(plan: PlacementPlan) -> list[JsonObject]:
         "LONGSTRAW_REQUEST": canonical_json(plan.request).decode("utf-8"),
         "LONGSTRAW_HEARTBEAT": f"{plan.prefix}heartbeat/",
         "LONGSTRAW_IMAGE": plan.image,
+        TERMINATION_LOG_VARIABLE: TERMINATION_LOG,
     }
     index = {"fieldRef": {"fieldPath": "metadata.annotations['batch.kubernetes.io/job-completion-index']"}}
     return [

@@ -5,7 +5,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-from longstraw_core.cluster.api import ClusterApi, Conflict, Exists
+from longstraw_core.cluster.api import ClusterApi, Conflict, Exists, Missing
 from longstraw_core.cluster.journal import (
     OBJECT_KINDS,
     Attempt,
@@ -14,9 +14,10 @@ from longstraw_core.cluster.journal import (
     ObjectKind,
     Owned,
     Released,
+    attempts_of_stage,
     read_attempts,
 )
-from longstraw_core.cluster.manifests import Owner, job_manifest, service_manifest
+from longstraw_core.cluster.manifests import Owner, job_manifest, service_manifest, stage_labels
 from longstraw_core.cluster.names import INTENT_ANNOTATION, PLAN_ANNOTATION
 from longstraw_core.cluster.placement import PlacementPlan
 from longstraw_core.spec import Retryable, SpecError
@@ -41,6 +42,10 @@ class Removal:
     attempt: int
     stage: str
     transaction: int
+
+
+class Superseded(Retryable):
+    """Another attempt owns the objects now."""
 
 
 @dataclass
@@ -87,6 +92,7 @@ class Ownership:
                 if found is None:
                     continue
                 if not self._ours(found):
+                    self._end_if_superseded(found)
                     raise SpecError(
                         f"{kind} {self.plan.namespace}/{self.plan.name} exists and no journal in {self.plan.store} "
                         "names it; delete it if nobody needs it, or run under another name"
@@ -102,8 +108,13 @@ class Ownership:
 
     def _ours(self, found: JsonObject) -> bool:
         """Whether this attempt or an earlier one made or adopted it."""
-        uid, token = found["metadata"]["uid"], (found["metadata"].get("annotations") or {}).get(INTENT_ANNOTATION)
-        return any(uid in attempt.owned or token == attempt.intent.token for attempt in (self.attempt, *self.earlier))
+        return any(_bears(found, attempt) for attempt in (self.attempt, *self.earlier))
+
+    def _end_if_superseded(self, found: JsonObject) -> None:
+        """Two launchers started at once, and the one with the higher number was quicker."""
+        for attempt in attempts_of_stage(self.attempt.store, self.attempt.place):
+            if attempt.place > self.attempt.place and _bears(found, attempt):
+                raise Superseded(f"a later attempt of {self.plan.stage} has created the objects; this one ends")
 
     def _take_over(self, kind: ObjectKind, found: JsonObject) -> JsonObject | None:
         """Adopt an object of the same plan that is still good, else replace it; None: try to create again."""
@@ -121,8 +132,8 @@ class Ownership:
         try:
             owners = [] if self.owner is None else [self.owner.reference()]
             adopted = self.api.set_owners(kind, found, owners, {})
-        except Conflict:
-            return None  # its status moved on, or it was replaced: look again
+        except (Conflict, Missing):
+            return None  # its status moved on, or it was replaced or deleted: look again
         for attempt in self.earlier:
             made_here = (metadata.get("annotations") or {}).get(INTENT_ANNOTATION) == attempt.intent.token
             if metadata["uid"] in attempt.live or made_here:  # its uid is unknown there when that launcher died early
@@ -164,7 +175,7 @@ class Ownership:
             try:
                 self.objects["Service"] = self.api.set_owners("Service", service, [reference], {})
                 return
-            except Conflict:
+            except (Conflict, Missing):
                 current = self.api.get("Service", self.plan.name)
                 if current is None or current["metadata"]["uid"] != service["metadata"]["uid"]:
                     raise Retryable(f"Service {self.plan.name} was deleted while it was used; run again") from None
@@ -172,9 +183,34 @@ class Ownership:
         raise Retryable(f"Service {self.plan.name} keeps changing; run again")
 
 
+def _bears(found: JsonObject, attempt: Attempt) -> bool:
+    """Whether an object has the uid or the token of an attempt."""
+    metadata = found["metadata"]
+    token = (metadata.get("annotations") or {}).get(INTENT_ANNOTATION)
+    return metadata["uid"] in attempt.owned or token == attempt.intent.token
+
+
 def _ended_badly(found: JsonObject) -> bool:
     conditions = (found.get("status") or {}).get("conditions") or []
     return any(item["type"] in ("Failed", "FailureTarget") and item["status"] == "True" for item in conditions)
+
+
+def strangers(api: ClusterApi, attempt: Attempt) -> list[str]:
+    """Objects that a journal claims by uid and that no stage of its run can have made: their labels say otherwise.
+
+    A journal is data in a store that several people may write to; what it claims wrongly must not be deleted.
+    """
+    place, intent = attempt.place, attempt.intent
+    found: list[str] = []
+    for kind in OBJECT_KINDS:
+        current = api.get(kind, intent.name)
+        if current is None or current["metadata"]["uid"] not in attempt.live:
+            continue
+        observed = current["metadata"].get("labels") or {}
+        expected = stage_labels(place.run, place.transaction, place.stage, intent.name)
+        if not expected.items() <= observed.items():
+            found.append(f"{kind} {intent.namespace}/{intent.name} (uid {current['metadata']['uid']})")
+    return found
 
 
 def remaining(api: ClusterApi, attempt: Attempt, *, within: float | None = None) -> list[Removal]:

@@ -7,7 +7,7 @@ from typing import Annotated, Any
 from pydantic import Field
 
 from longstraw_core.cluster.names import object_name
-from longstraw_core.cluster.task_config import PodSettings
+from longstraw_core.cluster.task_config import PodSettings, check_environment
 from longstraw_core.spec import Descriptor, SpecError, canonical_json, sha256_digest
 from longstraw_core.spec.cluster import MULTI_POD_STAGES
 from longstraw_core.spec.model import PositiveCount, Sha256, StrictModel
@@ -128,7 +128,7 @@ def make_plan(
 
     Raises:
         SpecError: the stage runs in one pod only, the image is not pinned by digest, the store cannot be reached from
-            other nodes, or the pod settings take a name that the pods use themselves.
+            other nodes, or the pod's environment is too large.
     """
     if stage not in MULTI_POD_STAGES:
         raise SpecError(f"{stage} runs in one pod; stages of several pods are {', '.join(MULTI_POD_STAGES)}")
@@ -139,6 +139,7 @@ def make_plan(
             f"storage.uri {store} is a directory of one machine, and {stage} has {placement.nodes} pods; "
             "use s3://bucket/prefix, or mount the volume it lies on"
         )
+    check_environment(pod)
     return PlacementPlan(
         namespace=namespace,
         name=object_name(store=store, run=run, transaction=transaction, stage=stage, spec_digest=spec_digest),

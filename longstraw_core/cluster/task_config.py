@@ -1,5 +1,6 @@
 """KFP's `dsl.TaskConfig` as pod settings: what a person configured on the task goes to the pods it creates."""
 
+import json
 from typing import Any
 
 from pydantic import Field
@@ -9,6 +10,10 @@ from longstraw_core.spec.model import StrictModel
 
 SCRATCH = "/scratch"
 SHARED_MEMORY = "/dev/shm"  # noqa: S108
+MAX_VARIABLE_BYTES = 131_000
+"""Linux starts no process with one variable of 131,072 bytes (MAX_ARG_STRLEN), its name included."""
+MAX_ENVIRONMENT_BYTES = 1 << 20
+"""Of all variables: etcd takes objects of 1.5 MiB, and Linux an environment of about 2 MiB."""
 OWN_VOLUMES = frozenset({"shared-memory", "scratch"})
 """Volumes that the pod template has itself; KFP's task has the same ones for its own pod."""
 OWN_ENVIRONMENT = frozenset(
@@ -30,6 +35,7 @@ OWN_ENVIRONMENT = frozenset(
         "LONGSTRAW_RENDEZVOUS",
         "LONGSTRAW_REQUEST",
         "LONGSTRAW_STORE",
+        "LONGSTRAW_TERMINATION_LOG",
     }
 )
 """Variables of which only the plan may say the value: which rank a process is, what it runs and in what image."""
@@ -84,6 +90,26 @@ def pod_settings(task_config: object, *, defaults: PodSettings | None = None) ->
     _refuse_twice("volume", [str(item.get("name")) for item in settings.volumes])
     _refuse_twice("mount", [str(item.get("mountPath")) for item in settings.volume_mounts])
     return settings
+
+
+def check_environment(settings: PodSettings) -> None:
+    """Refuse variables with which no container would start.
+
+    Raises:
+        SpecError: one of them, or all together, are too large.
+    """
+    sizes = {str(item.get("name")): len(json.dumps(item, ensure_ascii=False).encode()) for item in settings.env}
+    for name, size in sizes.items():
+        if size > MAX_VARIABLE_BYTES:
+            raise SpecError(
+                f"environment variable {name} of the task has {size} bytes, the limit is {MAX_VARIABLE_BYTES}; "
+                "put it into a file on a volume"
+            )
+    if sum(sizes.values()) > MAX_ENVIRONMENT_BYTES:
+        raise SpecError(
+            f"the task's environment has {sum(sizes.values())} bytes, the limit is {MAX_ENVIRONMENT_BYTES}; "
+            "put what is large into files on a volume"
+        )
 
 
 def accelerators(settings: PodSettings, resource: str) -> int:

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from longstraw_core.cluster.api import ClusterApi, Expired, Unreachable, WatchedResource
-from longstraw_core.spec import LongStrawError, SpecError
+from longstraw_core.spec import LongStrawError
 
 JsonObject = dict[str, Any]
 
@@ -60,11 +60,14 @@ class ResourceWatch:
                 pause = self.api.patience.pause_seconds
             except Expired:
                 version = None
-            except (Unreachable, SpecError) as error:
-                self._say(Trouble(self.resource, error))
+                self._stopped.wait(self.api.patience.pause_seconds / 4)
+            # whatever it is: a thread that ended without a word would leave the launcher waiting for ever
+            except Exception as error:
+                trouble = error if isinstance(error, LongStrawError) else Unreachable(_unexpected(self.resource, error))
+                self._say(Trouble(self.resource, trouble))
                 # what was missed meanwhile is in the list, whether or not the version is still known
                 version = None
-                self._stopped.wait(pause)
+                self._stopped.wait(max(pause, trouble.wait_seconds if isinstance(trouble, Unreachable) else 0.0))
                 pause = min(2 * pause, 15.0)
 
     def _list(self) -> str:
@@ -100,3 +103,7 @@ class ResourceWatch:
     def _say(self, notice: Notice) -> None:
         if not self._stopped.is_set():
             self.notices.put(notice)
+
+
+def _unexpected(resource: WatchedResource, error: Exception) -> str:
+    return f"watching {resource}: unexpected answer: {type(error).__name__}: {' '.join(str(error).split())}"

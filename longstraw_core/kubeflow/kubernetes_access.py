@@ -61,6 +61,13 @@ class NotAllowed(SpecError):
     """The API server answers 403."""
 
 
+class NotThere(SpecError):
+    """The API server answers 404."""
+
+
+_BY_STATUS = {403: NotAllowed, 404: NotThere}
+
+
 @contextmanager
 def kubernetes_errors(server: str, doing: str) -> Iterator[None]:
     """Turn what the generated client raises into one line."""
@@ -73,6 +80,6 @@ def kubernetes_errors(server: str, doing: str) -> Iterator[None]:
         words = f"{server}: {doing}: {error.status} {error.reason}"
         if error.status in (0, 429) or (error.status or 0) >= 500:
             raise Retryable(words) from error
-        raise (NotAllowed if error.status == 403 else SpecError)(words) from error
+        raise _BY_STATUS.get(error.status or 0, SpecError)(words) from error
     except HTTPError as error:
         raise Retryable(f"{server}: {doing}: {' '.join(str(getattr(error, 'reason', error)).split())}") from error

@@ -6,7 +6,13 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
-from longstraw_core.kubeflow.kubernetes_access import TIMEOUT_SECONDS, KubernetesAccess, kubernetes_errors
+from longstraw_core.kubeflow.kubernetes_access import (
+    TIMEOUT_SECONDS,
+    KubernetesAccess,
+    NotAllowed,
+    kubernetes_errors,
+)
+from longstraw_core.kubeflow.watch import PATIENCE_SECONDS
 from longstraw_core.spec.errors import Retryable, SpecError
 from longstraw_core.spec.receipts import StageName
 
@@ -92,17 +98,25 @@ def follow_logs(
     show: ShowLine,
     *,
     run_is_finished: Callable[[], bool],
+    clock: Callable[[], float],
     sleep: Callable[[float], None],
     poll_seconds: float,
 ) -> int:
-    """Show every line of every stage's pod as it comes, until the run has ended; return how many pods there were.
+    """Show every line of every stage's pod as it comes, until the run has ended; return how many pods were seen.
 
     A pod's log that breaks off is taken up again at its next line by number, because Kubernetes keeps the whole log.
+    A pod that is deleted meanwhile has shown what it could.
+
+    Raises:
+        NotAllowed: pods may be listed but not their logs read.
+        Retryable: one of the servers was away for too long; the run goes on.
     """
     readers: dict[str, threading.Thread] = {}
     shown: dict[str, int] = {}
     lock = threading.Lock()
     complete: set[str] = set()
+    seen: set[str] = set()
+    refused: list[NotAllowed] = []
 
     def read(pod: StagePod) -> None:
         done = shown.setdefault(pod.name, 0)
@@ -112,19 +126,33 @@ def follow_logs(
                     with lock:
                         show(pod, line)
                     shown[pod.name] = number + 1
+        except NotAllowed as error:
+            refused.append(error)
+            return
         except (Retryable, SpecError):
             return  # the connection broke, or the pod has just gone: the next look decides
         if pod.finished:
             complete.add(pod.name)
 
+    last_answer = clock()
     while True:
-        ended = run_is_finished()
-        pods = stage_pods(access, run_id, stage)
+        try:
+            ended = run_is_finished()
+            pods = stage_pods(access, run_id, stage)
+        except Retryable as error:
+            if clock() - last_answer > PATIENCE_SECONDS:
+                raise Retryable(f"{error}; no answer for {clock() - last_answer:.0f} s; the run goes on") from error
+            sleep(poll_seconds)
+            continue
+        if refused:
+            raise refused[0]
+        last_answer = clock()
+        seen.update(pod.name for pod in pods)
         for pod in pods:
             reader = readers.get(pod.name)
             if pod.started and pod.name not in complete and (reader is None or not reader.is_alive()):
                 readers[pod.name] = threading.Thread(target=read, args=(pod,), daemon=True)
                 readers[pod.name].start()
         if ended and all(pod.name in complete or not pod.started for pod in pods):
-            return len(pods)
+            return len(seen)
         sleep(poll_seconds)

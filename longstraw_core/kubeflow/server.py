@@ -45,7 +45,7 @@ class KubeflowServer:
         Raises:
             SpecError: the endpoint is no URL, or a file that the address names cannot be read.
         """
-        endpoint = re.sub(r"/(#/.*)?$", "", address.endpoint)
+        endpoint = re.sub(r"/*(#/.*)?$", "", address.endpoint)
         if re.fullmatch(r"https?://[^\s/?#@]+(/[^\s?#]*)?", endpoint) is None:
             raise SpecError(f"--endpoint {address.endpoint!r}: must be http(s)://host[:port], as in the browser")
         self.endpoint, self._address = endpoint, address
@@ -191,6 +191,7 @@ class KubeflowServer:
 
         Raises:
             SpecError: the server refuses a parameter or a name; its own words say which.
+            Retryable: no answer; KFP has no way to ask again without perhaps starting a second run.
         """
         body = self._api.V2beta1Run(
             display_name=name,
@@ -201,7 +202,10 @@ class KubeflowServer:
             runtime_config=self._api.V2beta1RuntimeConfig(parameters=parameters, pipeline_root=pipeline_root),
             service_account=service_account,
         )
-        return run_view(self._call(f"creating run {name}", self._runs.run_service_create_run, run=body))
+        try:
+            return run_view(self._call(f"creating run {name}", self._runs.run_service_create_run, run=body))
+        except Retryable as error:
+            raise Retryable(f"{error}; it may have started: look at {self.endpoint}/#/runs first") from error
 
     def run(self, run_id: str) -> RunView:
         """Return what the server knows of a run."""

@@ -24,6 +24,7 @@ from longstraw_core.cluster.heartbeat import (
     STOP_GRACE_SECONDS,
     Watchdog,
 )
+from longstraw_core.cluster.manifests import TERMINATION_LOG_VARIABLE
 from longstraw_core.spec import LongStrawError
 from longstraw_core.spec.exit_codes import RETRYABLE, STAGE_FAILED
 from longstraw_core.stages.events import EVENT_FILE_VARIABLE
@@ -31,7 +32,6 @@ from longstraw_core.stages.failure import report_stage_failure
 from longstraw_core.stages.worker import STORE_VARIABLE
 
 HEARTBEAT_VARIABLE = "LONGSTRAW_HEARTBEAT"
-TERMINATION_LOG = Path("/dev/termination-log")
 WORKER = ("-m", "longstraw_core.stages.worker")
 MAX_MESSAGE_BYTES = 4096
 """Kubernetes keeps no more of a termination message."""
@@ -40,6 +40,7 @@ MAX_MESSAGE_BYTES = 4096
 def main() -> int:
     """Supervise the worker; return its exit code, or that of a lost heartbeat."""
     try:
+        termination_log = Path(os.environ[TERMINATION_LOG_VARIABLE])
         watchdog = Watchdog(open_store(os.environ[STORE_VARIABLE]), os.environ[HEARTBEAT_VARIABLE])
     except KeyError as error:
         print(f"longstraw: {error.args[0]} is not set; this program is started by the launcher's pods", file=sys.stderr)
@@ -47,7 +48,7 @@ def main() -> int:
     except LongStrawError as error:
         return report_stage_failure("node", "unknown", 0, error)
     watchdog.start()
-    return supervise([sys.executable, *WORKER], watchdog)
+    return supervise([sys.executable, *WORKER], watchdog, termination_log=termination_log)
 
 
 def supervise(
@@ -57,7 +58,7 @@ def supervise(
     stale_after: float = STALE_AFTER_SECONDS,
     grace: float = STOP_GRACE_SECONDS,
     look: float = LOOK_SECONDS,
-    termination_log: Path = TERMINATION_LOG,
+    termination_log: Path,
 ) -> int:
     """Run a command in its own process group until it ends, or until there was no heartbeat for too long.
 
@@ -67,7 +68,7 @@ def supervise(
         stale_after: Seconds without a new beat after which the worker is ended.
         grace: Seconds between asking the process group to end and killing it.
         look: Seconds between two looks at the watchdog.
-        termination_log: Where Kubernetes reads why the container ended.
+        termination_log: File in which Kubernetes, or who plays it, reads why the container ended.
 
     Returns:
         The command's exit code; 128 + n when signal n ended it, `HEARTBEAT_LOST` without heartbeat.

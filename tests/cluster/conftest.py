@@ -20,7 +20,16 @@ from longstraw_core.spec.descriptors import MEDIA_TYPE_JSON
 from tests.servers.kubernetes_api.cluster import QUICK, Cluster, fake_cluster
 from tests.servers.kubernetes_api.http_server import LAUNCHER
 from tests.servers.kubernetes_api.kubelet import GPU, eventually
-from tests.servers.kubernetes_api.real import ControlPlane, control_plane, missing_binaries, real_cluster
+from tests.servers.kubernetes_api.real import (
+    API_BINARIES,
+    ASSETS_VARIABLE,
+    CONTROLLER_BINARIES,
+    ControlPlane,
+    assets_directory,
+    control_plane,
+    real_cluster,
+    require_binaries,
+)
 
 DIGEST = "sha256:" + "ab" * 32
 IMAGE = f"registry.example/longstraw/trainer@{DIGEST}"
@@ -39,14 +48,25 @@ def plane() -> Iterator[ControlPlane]:
 
 @pytest.fixture(params=["fake", "real"])
 def cluster(request: pytest.FixtureRequest) -> Iterator[Cluster]:
-    """An empty namespace with no nodes."""
+    """An empty namespace with no nodes, and controllers and a scheduler."""
+    yield from _cluster(request, API_BINARIES + CONTROLLER_BINARIES)
+
+
+@pytest.fixture(params=["fake", "real"])
+def api_server(request: pytest.FixtureRequest) -> Iterator[Cluster]:
+    """An empty namespace for what the API server does alone."""
+    yield from _cluster(request, API_BINARIES)
+
+
+def _cluster(request: pytest.FixtureRequest, binaries: tuple[str, ...]) -> Iterator[Cluster]:
     if request.param == "fake":
         with fake_cluster() as found:
             yield found
         return
-    missing = missing_binaries()
-    if missing is not None:
-        pytest.skip(f"real kube-apiserver: {missing}")
+    assets = assets_directory()
+    if assets is None:
+        pytest.skip(f"real kube-apiserver: {ASSETS_VARIABLE} is not set")
+    require_binaries(assets, binaries)  # never skipped where somebody asked for it
     with real_cluster(request.getfixturevalue("plane")) as found:
         yield found
 
@@ -93,7 +113,7 @@ def make_test_plan(store: FileStore) -> Callable[..., PlacementPlan]:
             pod=pod
             or PodSettings(
                 resources={"limits": {GPU: "8", "memory": "64Gi"}, "requests": {GPU: "8", "cpu": "8"}},
-                volumes=({"name": "store", "persistentVolumeClaim": {"claimName": "store"}},),
+                volumes=({"name": "store", "hostPath": {"path": store.root.as_posix()}},),
                 volume_mounts=({"name": "store", "mountPath": store.root.as_posix()},),
             ),
         )

@@ -14,6 +14,8 @@ from tests.servers.kubernetes_api.kubelet import INDEX
 from tests.servers.ports import free_port
 
 LOOPBACK = "127.0.0.1"
+TERMINATION_LOG = "termination-log"
+"""In a pod's scratch directory; in a real one the template's `terminationMessagePath`."""
 
 
 class PodProcesses:
@@ -63,11 +65,15 @@ class PodProcesses:
             "LONGSTRAW_IMAGE": self._image_variable,
             "LONGSTRAW_NODE_LEADER": LOOPBACK,
             "LONGSTRAW_RENDEZVOUS": f"{LOOPBACK}:{self._port}",
+            "LONGSTRAW_TERMINATION_LOG": str(scratch / TERMINATION_LOG),
         }
 
     def _run(self, pod: dict[str, Any]) -> None:
         name, index = pod["metadata"]["name"], int(pod["metadata"]["annotations"][INDEX])
-        command = pod["spec"]["containers"][0]["command"]
+        container = pod["spec"]["containers"][0]
+        command = container["command"]
+        told = [item.get("value") for item in container["env"] if item["name"] == "LONGSTRAW_TERMINATION_LOG"]
+        assert told == [container["terminationMessagePath"]]
         assert command[0] == "python3"
         scratch = self._directory / name
         scratch.mkdir()
@@ -89,4 +95,6 @@ class PodProcesses:
             if status == 0:
                 self._cluster.kubelet.succeed(pod, IMAGE_ID)
             else:
-                self._cluster.kubelet.crash(pod, IMAGE_ID, status if status > 0 else 128 - status)
+                log = scratch / TERMINATION_LOG
+                message = log.read_text() if log.exists() else ""
+                self._cluster.kubelet.crash(pod, IMAGE_ID, status if status > 0 else 128 - status, message)

@@ -48,7 +48,7 @@ def pods(cluster: Cluster, tmp_path: Path) -> Iterator[PodProcesses]:
 def mounted(tmp_path: Path) -> PodSettings:
     """A volume where the store is."""
     return PodSettings(
-        volumes=({"name": "work", "persistentVolumeClaim": {"claimName": "work"}},),
+        volumes=({"name": "work", "hostPath": {"path": tmp_path.as_posix()}},),
         volume_mounts=({"name": "work", "mountPath": tmp_path.as_posix()},),
     )
 
@@ -109,22 +109,41 @@ def test_a_stage_on_two_nodes_gives_the_receipt_of_one_machine_and_node_0_alone_
     assert cluster.held() == []
 
 
+def scored(fields: dict[str, Any], run_name: str, *, until: str) -> TransactionSpec:
+    """A specification whose run is finished up to a stage, on one machine with one rank."""
+    spec = make_spec(fields, "layout.context_parallel=2", f"name={run_name}")
+    prepared(spec, run_name)
+    (prompt,) = prompts_of(spec)
+    answers = [f"Answer: {prompt.ground_truth}"] * 2 + ["Answer: 0"] * 2
+    publish_rollouts(spec, group_rollouts(prompt, answers))
+    stages = ("score_rewards", "capture_prefix", "old_logprobs")
+    for stage in stages[: stages.index(until) + 1]:
+        ranks = None if stage == "score_rewards" else 1
+        run_stage(StageRequest(stage=stage, spec=spec, run=run_name, transaction=1, context_parallel=ranks))
+    return spec
+
+
+def test_old_probabilities_on_two_nodes_are_those_of_one_machine(
+    cluster: Cluster, pods: PodProcesses, one_prompt: dict[str, Any], mounted: PodSettings
+) -> None:
+    here = run(scored(one_prompt, "here", until="capture_prefix"), "old_logprobs").receipt.predicate
+    spec = scored(one_prompt, "nodes", until="capture_prefix")
+    request = StageRequest(stage="old_logprobs", spec=spec, run="nodes", transaction=1)
+    predicate = on_two_nodes(cluster, pods, request, mounted).receipt.predicate
+    assert predicate.outputs["logprobs"].digest == here.outputs["logprobs"].digest
+    assert predicate.metrics == here.metrics
+    assert predicate.image_digest == DIGEST
+    assert [rank.rank for rank in predicate.ranks] == [0, 1]
+    assert not any("stage_finished" in line for line in pods.lines[1])
+    assert any("ranks_ended" in line for line in pods.lines[1])
+
+
 def test_an_update_on_two_nodes_gives_the_checkpoint_of_one_machine(
     cluster: Cluster, pods: PodProcesses, one_prompt: dict[str, Any], mounted: PodSettings
 ) -> None:
-    def ready(name: str) -> TransactionSpec:
-        spec = make_spec(one_prompt, "layout.context_parallel=2", f"name={name}")
-        prepared(spec, name)
-        (prompt,) = prompts_of(spec)
-        answers = [f"Answer: {prompt.ground_truth}"] * 2 + ["Answer: 0"] * 2
-        publish_rollouts(spec, group_rollouts(prompt, answers))
-        for stage in ("score_rewards", "capture_prefix", "old_logprobs"):
-            ranks = None if stage == "score_rewards" else 1
-            run_stage(StageRequest(stage=stage, spec=spec, run=name, transaction=1, context_parallel=ranks))
-        return spec
-
-    here = run(ready("here"), "train").receipt.predicate
-    request = StageRequest(stage="train", spec=ready("nodes"), run="nodes", transaction=1)
+    here = run(scored(one_prompt, "here", until="old_logprobs"), "train").receipt.predicate
+    spec = scored(one_prompt, "nodes", until="old_logprobs")
+    request = StageRequest(stage="train", spec=spec, run="nodes", transaction=1)
     predicate = on_two_nodes(cluster, pods, request, mounted).receipt.predicate
     assert predicate.outputs["checkpoint"].digest == here.outputs["checkpoint"].digest
     assert predicate.metrics == here.metrics

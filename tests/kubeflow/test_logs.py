@@ -77,3 +77,59 @@ def test_following_takes_a_broken_log_up_again_without_repeating_a_line(
 def test_a_terminal_cannot_be_driven_by_a_log(logs: list[str], cluster: KubernetesReads) -> None:
     cluster.logs["run-train"] = ["\x1b[2Jgone"]
     assert "\x1b" not in invoke(*logs, "--stage", "train").stdout
+
+
+def following(logs: list[str], api: KubeflowApi, script: list[dict[str, str]]) -> Result:
+    api.script = script
+    api.runs[RUN], api.looks[RUN] = {"run_id": RUN, "display_name": "x"}, 0
+    return invoke(*logs, "-f", "--endpoint", api.endpoint, "--poll-seconds", "0.05")
+
+
+def test_following_survives_servers_that_are_away_for_a_moment(
+    logs: list[str], cluster: KubernetesReads, api: KubeflowApi
+) -> None:
+    api.failures = [503, 0, 0, 0, 0]
+    cluster.failures = [503, 429]
+    result = following(logs, api, [{"run": "RUNNING"}] * 4 + [{"run": "SUCCEEDED"}])
+    assert result.exit_code == 0, result.output
+    assert sorted(result.stdout.splitlines()) == sorted(
+        ["[sample] s 1", "[sample] s 2", "[train] t 1", "[train] t 2", "[train] t 3"]
+    )
+    assert (api.failures, cluster.failures) == ([], [])
+
+
+def test_following_ends_when_a_pod_is_deleted_under_it(
+    logs: list[str], cluster: KubernetesReads, api: KubeflowApi, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cluster.pods[1]["status"]["phase"] = "Running"
+    cluster.pods[1]["status"]["containerStatuses"][0]["state"] = {"running": {}}
+    answer = KubernetesReads.answer
+
+    def deleted_once_shown(self: KubernetesReads, method: str, url: str, body: bytes) -> tuple[int, object]:
+        answered = answer(self, method, url, body)
+        if "/run-train/log" in url:
+            self.pods = [pod for pod in self.pods if pod["metadata"]["name"] != "run-train"]
+            self.logs.pop("run-train", None)
+        return answered
+
+    monkeypatch.setattr(KubernetesReads, "answer", deleted_once_shown)
+    result = following(logs, api, [{"run": "RUNNING"}] * 5 + [{"run": "SUCCEEDED"}])
+    assert result.exit_code == 0, result.output
+    assert "[train] t 3" in result.stdout
+
+
+def test_a_pod_that_is_deleted_between_two_questions_is_passed_over(logs: list[str], cluster: KubernetesReads) -> None:
+    del cluster.logs["run-sample"]
+    result = invoke(*logs)
+    assert result.exit_code == 0, result.output
+    assert "run-sample was deleted" in result.stderr
+    assert result.stdout.splitlines() == ["[train] t 1", "[train] t 2", "[train] t 3"]
+
+
+def test_following_without_the_right_to_read_logs_ends(
+    logs: list[str], cluster: KubernetesReads, api: KubeflowApi
+) -> None:
+    cluster.denied.add(("", "pods/log", "get"))
+    result = following(logs, api, [{"run": "RUNNING"}])
+    assert result.exit_code == 2
+    assert "403" in result.stderr

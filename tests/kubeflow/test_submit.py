@@ -1,16 +1,21 @@
 """`longstraw submit`, `status` and `cancel` against an HTTP fake of KFP's API server."""
 
 import json
+import threading
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 import pytest
 import yaml
 from click.testing import CliRunner, Result
 
 from longstraw_core.cli.main import main
-from longstraw_core.spec import sha256_digest
+from longstraw_core.kubeflow.watch import watch_run
+from longstraw_core.spec import Retryable, sha256_digest
 from tests.servers.kubeflow_api import KubeflowApi, kubeflow_api
+from tests.servers.kubernetes_api.kubelet import eventually
+from tests.servers.kubernetes_api.proxy import Proxy
 
 STAGES = ("audit-data", "export-lora", "sample", "train")
 
@@ -274,3 +279,89 @@ def test_registering_uploads_once_and_starts_nothing(submit: list[object], api: 
     assert not api.runs
     assert invoke(*submit, "--register-only", "--wait").exit_code == 2
     assert len(api.versions) == 1
+
+
+@pytest.mark.parametrize("ending", ["", "/", "//", "/#/pipelines"])
+def test_an_endpoint_may_have_a_path_and_an_end_as_the_browser_shows_it(
+    cluster_spec: Path, images: Path, ending: str
+) -> None:
+    with kubeflow_api(prefix="/team/pipeline") as api:
+        address = api.endpoint + ending
+        result = invoke("submit", cluster_spec, "--images", images, "--endpoint", address, "-o", "json")
+        assert result.exit_code == 0, result.output
+        (submitted,) = events(result)
+        assert submitted["url"] == f"{api.endpoint}/#/runs/details/{submitted['run_id']}"
+        shown = invoke("status", submitted["run_id"], "--endpoint", address, "-n", "team", "-o", "json")
+        assert shown.exit_code == 0, shown.output
+        assert events(shown)[-1]["state"] == "RUNNING"
+
+
+def test_waiting_survives_a_server_that_starts_again(submit: list[object], api: KubeflowApi) -> None:
+    parts = urlsplit(api.endpoint)
+    target = (str(parts.hostname), int(parts.port or 0))
+    api.script = [{"run": "RUNNING"}] * 1000
+    run = events(invoke(*submit, "-o", "json"))[0]["run_id"]
+    proxies = [Proxy(target)]
+
+    def restart() -> None:
+        eventually(lambda: api.looks[run] > 1, "the run is watched")
+        proxies[0].close()  # from now on connections are refused
+        threading.Event().wait(1.0)
+        seen = api.looks[run]
+        proxies.append(Proxy(target, proxies[0].port))
+        eventually(lambda: api.looks[run] > seen, "it is watched again")
+        api.script = [{"run": "SUCCEEDED"}]
+
+    thread = threading.Thread(target=restart)
+    thread.start()
+    address = f"http://127.0.0.1:{proxies[0].port}"
+    result = invoke("status", run, "-f", "--endpoint", address, "--poll-seconds", "0.05")
+    thread.join()
+    for proxy in proxies:
+        proxy.close()
+    assert result.exit_code == 0, result.output
+
+
+def test_a_server_that_stays_away_is_given_up_in_the_end() -> None:
+    now = [0.0]
+
+    def read() -> Any:
+        raise Retryable("connection refused")
+
+    def sleep(seconds: float) -> None:
+        now[0] += seconds
+
+    with pytest.raises(Retryable, match=r"no answer for 60\d s; the run may still be going on"):
+        watch_run(read, lambda *_: None, clock=lambda: now[0], sleep=sleep, poll_seconds=5.0, timeout_seconds=None)
+    assert 600.0 < now[0] <= 610.0
+
+
+def test_a_run_whose_creation_was_not_answered_is_not_started_twice(submit: list[object], api: KubeflowApi) -> None:
+    api.lost_answers = 1
+    result = invoke(*submit)
+    assert result.exit_code == 75
+    assert "it may have started" in result.stderr
+    assert len(api.runs) == 1
+
+
+def test_a_token_that_expires_while_waiting_is_read_again(
+    submit: list[object], api: KubeflowApi, tmp_path: Path
+) -> None:
+    api.token = "word-1"  # noqa: S105
+    file = tmp_path / "token"
+    file.write_text("word-1\n")
+    api.script = [{"run": "RUNNING"}] * 1000
+
+    def replace() -> None:
+        eventually(lambda: len(api.runs) == 1 and next(iter(api.looks.values())) > 1, "the run is watched")
+        file.write_text("word-2\n")
+        api.token = "word-2"  # noqa: S105
+        seen = next(iter(api.looks.values()))
+        eventually(lambda: next(iter(api.looks.values())) > seen, "it is watched with the new token")
+        api.script = [{"run": "SUCCEEDED"}]
+
+    thread = threading.Thread(target=replace)
+    thread.start()
+    result = invoke(*submit, "--wait", "--token-file", file)
+    thread.join()
+    assert result.exit_code == 0, result.output

@@ -54,9 +54,13 @@ class KubeflowApi:
     token: str | None = None
     version: str | None = "2.17.0"
     """What v1beta1/healthz says; None: that API is not served."""
+    prefix: str = ""
+    """Path below which the API is served, as behind a gateway."""
     script: list[Step] = field(default_factory=lambda: [{"run": "RUNNING"}, {"run": "SUCCEEDED"}])
     failures: list[int] = field(default_factory=list)
     """Statuses of the next answers; 0 breaks the connection off."""
+    lost_answers: int = 0
+    """How many of the next runs are created without an answer."""
     endpoint: str = ""
     requests: list[tuple[str, str]] = field(default_factory=list)
     experiments: dict[str, dict[str, Any]] = field(default_factory=dict)
@@ -70,6 +74,9 @@ class KubeflowApi:
     def answer(self, method: str, url: str, headers: Any, body: bytes) -> dict[str, Any]:
         """Return the answer to one request, or raise `Refused`."""
         parsed = urllib.parse.urlparse(url)
+        if not parsed.path.startswith(self.prefix + "/apis/"):
+            raise Refused(404, "Not Found")
+        parsed = parsed._replace(path=parsed.path.removeprefix(self.prefix))
         query = {name: values[0] for name, values in urllib.parse.parse_qs(parsed.query).items()}
         self.requests.append((method, parsed.path))
         if self.token is not None and headers.get("Authorization") != f"Bearer {self.token}":
@@ -298,6 +305,10 @@ def kubeflow_api(**fields: Any) -> Iterator[KubeflowApi]:
                     except Refused as refusal:
                         status = refusal.status
                         answer = {"error": str(refusal), "message": str(refusal), "code": 3}
+                    if state.lost_answers and (self.command, "/runs") == ("POST", self.path[-5:]):
+                        state.lost_answers -= 1
+                        self.close_connection = True
+                        return
             content = json.dumps(answer).encode()
             self.send_response(status)
             self.send_header("Content-Type", "application/json")
@@ -310,7 +321,7 @@ def kubeflow_api(**fields: Any) -> Iterator[KubeflowApi]:
     server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
     server.daemon_threads = True
     threading.Thread(target=server.serve_forever, daemon=True).start()
-    state.endpoint = f"http://127.0.0.1:{server.server_port}"
+    state.endpoint = f"http://127.0.0.1:{server.server_port}{state.prefix}"
     try:
         yield state
     finally:

@@ -27,6 +27,8 @@ class KubernetesReads:
     nodes: list[dict[str, Any]] = field(default_factory=list)
     queues: dict[str, dict[str, Any]] = field(default_factory=dict)
     denied: set[Permission] = field(default_factory=set)
+    failures: list[int] = field(default_factory=list)
+    """Statuses of the next answers."""
     broken_logs: int = 0
     """How many of the next log answers break off after half of their lines."""
     reviews: list[Permission] = field(default_factory=list)
@@ -89,6 +91,8 @@ class KubernetesReads:
             return 200, {"items": [pod for pod in self.pods if _selected(pod, query.get("labelSelector", ""))]}
         if parsed.path.startswith(own + "/") and parsed.path.endswith("/log"):
             lines = self.logs.get(parsed.path.split("/")[-2])
+            if ("", "pods/log", "get") in self.denied:
+                return 403, None
             if lines is None or query.get("container") != "main":
                 return 404, None
             kept = lines[len(lines) - int(query["tailLines"]) :] if "tailLines" in query else lines
@@ -138,6 +142,8 @@ def kubernetes_reads(**fields: Any) -> Iterator[KubernetesReads]:
             body = self.rfile.read(int(self.headers.get("Content-Length") or 0))
             with lock:
                 status, answer = state.answer(self.command, self.path, body)
+                if state.failures:
+                    status, answer = state.failures.pop(0), None
                 is_log = isinstance(answer, str)
                 cut = is_log and state.broken_logs > 0
                 state.broken_logs -= int(cut)

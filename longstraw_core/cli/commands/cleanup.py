@@ -1,10 +1,16 @@
 """`longstraw cleanup`: delete what the multi-pod stages of a run left in a cluster."""
 
+from typing import TYPE_CHECKING
+
 import click
 
 from longstraw_core.artifacts import open_store
 from longstraw_core.cli.command import output_option, reports_errors
 from longstraw_core.cli.output import OutputFormat, console, make_table, print_json, printable
+from longstraw_core.spec import IntegrityError
+
+if TYPE_CHECKING:
+    from longstraw_core.cluster.cleanup import CleanupReport
 
 
 @click.command("cleanup", epilog="Example: longstraw cleanup recall --store s3://team/longstraw --dry-run")
@@ -49,6 +55,8 @@ def cleanup_command(
                 "attempts": report.attempts,
                 "closed": report.closed,
                 "running": report.running,
+                "foreign": report.foreign,
+                "unreadable": report.unreadable,
                 "removed": [
                     {
                         "kind": item.kind,
@@ -63,7 +71,13 @@ def cleanup_command(
                 ],
             }
         )
-        return
+    else:
+        _print_report(run, report, dry_run)
+    if report.unreadable:
+        raise IntegrityError("\n".join(report.unreadable))
+
+
+def _print_report(run: str, report: "CleanupReport", dry_run: bool) -> None:
     screen = console()
     if report.removed:
         rows = [
@@ -73,6 +87,11 @@ def cleanup_command(
         screen.print(make_table(("kind", "object", "stage", "transaction", "attempt", "uid"), rows))
     for stage in report.running:
         screen.print(f"left alone: {printable(stage)}, its launcher still runs (--even-running ends it)", markup=False)
+    for item in report.foreign:
+        screen.print(
+            f"left alone: {printable(item)}: a journal of {printable(run)} claims it, its labels are not that run's",
+            markup=False,
+        )
     verb = "would delete" if dry_run else "deleted"
     screen.print(
         f"{verb} {len(report.removed)} objects; {report.closed} of {report.attempts} attempts had nothing left",

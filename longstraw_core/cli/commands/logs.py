@@ -9,7 +9,7 @@ import click
 from longstraw_core.cli.command import output_option, reports_errors
 from longstraw_core.cli.output import OutputFormat, print_json, printable
 from longstraw_core.cli.server_options import connect, server_options
-from longstraw_core.kubeflow.kubernetes_access import open_kubernetes
+from longstraw_core.kubeflow.kubernetes_access import NotThere, open_kubernetes
 from longstraw_core.kubeflow.pod_logs import StagePod, follow_logs, read_log, stage_pods
 from longstraw_core.kubeflow.server import ServerAddress
 from longstraw_core.spec import SpecError
@@ -59,15 +59,20 @@ def logs_command(
             chosen,
             show,
             run_is_finished=lambda: server.run(run).is_finished,
+            clock=time.monotonic,
             sleep=time.sleep,
             poll_seconds=poll_seconds,
         )
     else:
         pods = stage_pods(access, run, chosen)
         for pod in pods:
-            if pod.started:
+            if not pod.started:
+                continue
+            try:
                 for line in read_log(access, pod, follow=False, tail=tail):
                     show(pod, line)
+            except NotThere:
+                click.echo(f"{pod.name} was deleted a moment ago; its log is gone", err=True)
         count = len(pods)
     if count == 0:
         where = f" of stage {stage}" if stage else ""

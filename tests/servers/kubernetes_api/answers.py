@@ -6,9 +6,9 @@ from typing import Any
 class Refused(Exception):
     """An error answer: HTTP status, Kubernetes reason and message."""
 
-    def __init__(self, code: int, reason: str, message: str) -> None:
+    def __init__(self, code: int, reason: str, message: str, *, retry_after: int | None = None) -> None:
         super().__init__(message)
-        self.code, self.reason, self.message = code, reason, message
+        self.code, self.reason, self.message, self.retry_after = code, reason, message, retry_after
 
     def status(self) -> dict[str, Any]:
         """The `Status` object of the answer."""

@@ -98,7 +98,8 @@ class Cluster:
 @contextmanager
 def fake_cluster(namespace: str = "team") -> Iterator[Cluster]:
     """A fake of its own, with the launcher's rights and no more."""
-    server = FakeServer(role_rules(), logs=LogStore())
+    server = FakeServer(role_rules(), namespace, logs=LogStore())
+    server.storage.namespaces = {namespace}
     with serving(server) as url:
         parts = urlsplit(url)
         proxy = Proxy((str(parts.hostname), int(parts.port or 0)))

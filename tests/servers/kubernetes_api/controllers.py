@@ -235,8 +235,11 @@ def _fits(storage: Storage, pod: JsonObject, node: JsonObject) -> bool:
         for other in here:
             if wanted.items() <= other["metadata"].get("labels", {}).items():
                 return False
+    # this fake has no claims, and a pod does not get a node before its claims exist and are bound
+    if any("persistentVolumeClaim" in volume for volume in pod["spec"].get("volumes") or []):
+        return False
     for name, value in node["status"].get("allocatable", {}).items():
-        if "/" in name and sum(_request(item, name) for item in (*here, pod)) > amount(str(value)):
+        if name != "pods" and sum(_request(item, name) for item in (*here, pod)) > amount(str(value)):
             return False
     return all(
         name in node["status"].get("allocatable", {})
@@ -247,10 +250,13 @@ def _fits(storage: Storage, pod: JsonObject, node: JsonObject) -> bool:
 
 
 def _request(pod: JsonObject, name: str) -> float:
-    return sum(
-        amount(str((container.get("resources") or {}).get("limits", {}).get(name, "0")))
-        for container in pod["spec"]["containers"]
-    )
+    """What a pod asks for: its requests, where there are none its limits."""
+    total = 0.0
+    for container in pod["spec"]["containers"]:
+        resources = container.get("resources") or {}
+        asked = {**(resources.get("limits") or {}), **(resources.get("requests") or {})}
+        total += amount(str(asked.get(name, "0")))
+    return total
 
 
 def garbage_collector(storage: Storage) -> bool:

@@ -10,15 +10,23 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 from urllib.parse import parse_qs, urlsplit
 
-from tests.servers.kubernetes_api.answers import Refused, bad_request
+from tests.servers.kubernetes_api.answers import Refused, bad_request, invalid
 from tests.servers.kubernetes_api.controllers import CONTROLLERS
 from tests.servers.kubernetes_api.kubelet import LogStore
 from tests.servers.kubernetes_api.storage import KINDS, Storage
+from tests.servers.kubernetes_api.validation import is_label
 
 JsonObject = dict[str, Any]
 ADMINISTRATOR, LAUNCHER = "administrator-token", "launcher-token"
 BOOKMARK_SECONDS = 0.3
 GROUPS = {"jobs": "batch"}
+MAX_REQUEST_BYTES = 3 << 20
+FIELDS = {
+    "jobs": {"status.successful"},
+    "pods": {"spec.nodeName", "spec.restartPolicy", "spec.schedulerName", "spec.serviceAccountName", "status.phase"},
+    "events": {f"involvedObject.{part}" for part in ("kind", "namespace", "name", "uid")} | {"reason", "type"},
+}
+"""Fields by which the real server selects, besides name and namespace."""
 
 
 @dataclass
@@ -26,6 +34,12 @@ class FakeServer:
     """What the handler needs: state, logs, rights, and a record of what the launcher asked for."""
 
     rules: list[JsonObject]
+    """Of a Role in `namespace`: they give no right in another one, and none at the cluster's scope."""
+    namespace: str = "team"
+    tokens: set[str] = field(default_factory=lambda: {LAUNCHER})
+    """Launchers' tokens that are valid now."""
+    refusals: list[tuple[int, int]] = field(default_factory=list)
+    """(status, seconds of `Retry-After`) of the launcher's next answers."""
     storage: Storage = field(default_factory=lambda: Storage(controllers=list(CONTROLLERS)))
     logs: LogStore = field(default_factory=LogStore)
     used: set[tuple[str, str, str]] = field(default_factory=set)
@@ -34,20 +48,25 @@ class FakeServer:
     """Method and path of the launcher's requests, in order."""
     stopping: threading.Event = field(default_factory=threading.Event)
 
-    def authorize(self, token: str, group: str, resource: str, verb: str, name: str) -> None:
+    def authorize(self, token: str, group: str, resource: str, verb: str, namespace: str, name: str) -> None:
         if token == ADMINISTRATOR:
             return
-        if token != LAUNCHER:
+        if token not in self.tokens:
             raise Refused(401, "Unauthorized", "Unauthorized")
-        for rule in self.rules:
+        if self.refusals:
+            status, seconds = self.refusals.pop(0)
+            raise Refused(status, "TooManyRequests", "too many requests, please try again later", retry_after=seconds)
+        for rule in self.rules if namespace == self.namespace else ():
             if group in rule["apiGroups"] and resource in rule["resources"] and verb in rule["verbs"]:
                 self.used.add((group, resource, verb))
                 return
         full = f"{resource}.{group}" if group else resource
+        where = f'in the namespace "{namespace}"' if namespace else "at the cluster scope"
         raise Refused(
             403,
             "Forbidden",
-            f'{full} "{name}" is forbidden: User "launcher" cannot {verb} resource "{resource}" in API group "{group}"',
+            f'{full} "{name}" is forbidden: User "launcher" cannot {verb} resource "{resource}" in API group '
+            f'"{group}" {where}',
         )
 
 
@@ -98,9 +117,12 @@ class _Handler(BaseHTTPRequestHandler):
         length = int(self.headers.get("Content-Length") or 0)
         raw = self.rfile.read(length)
         try:
+            if length > MAX_REQUEST_BYTES:
+                message = f"Request entity too large: limit is {MAX_REQUEST_BYTES}"
+                raise Refused(413, "RequestEntityTooLarge", message)
             self._dispatch(method, raw)
         except Refused as refused:
-            self._send(refused.code, refused.status())
+            self._send(refused.code, refused.status(), retry_after=refused.retry_after)
         except (BrokenPipeError, ConnectionResetError):
             self.close_connection = True
 
@@ -113,11 +135,11 @@ class _Handler(BaseHTTPRequestHandler):
             "get" if name else "watch" if watching else "list"
         )
         token = (self.headers.get("Authorization") or "").removeprefix("Bearer ")
-        if token == LAUNCHER:
+        if token != ADMINISTRATOR:
             self.fake.requests.append((method, parts.path))
         group = GROUPS.get(plural, "")
         resource = f"{plural}/{subresource}" if subresource else plural
-        self.fake.authorize(token, group, resource, verb, name)
+        self.fake.authorize(token, group, resource, verb, namespace, name)
         storage = self.fake.storage
         if subresource == "log":
             self._log(storage.get("pods", namespace, name), query)
@@ -145,6 +167,7 @@ class _Handler(BaseHTTPRequestHandler):
 
     def _list(self, plural: str, namespace: str, query: dict[str, str]) -> None:
         storage = self.fake.storage
+        _check_selectors(plural, query)
         with storage.changed:
             items = [item for item in storage.all(plural, namespace or None) if _selected(item, query)]
             api_version, kind = KINDS[plural]
@@ -160,6 +183,7 @@ class _Handler(BaseHTTPRequestHandler):
 
     def _watch(self, plural: str, namespace: str, query: dict[str, str]) -> None:
         storage = self.fake.storage
+        _check_selectors(plural, query)
         seconds = float(query.get("timeoutSeconds", "1800"))
         bookmarks = query.get("allowWatchBookmarks") in ("true", "True")
         started = time.monotonic()
@@ -207,6 +231,9 @@ class _Handler(BaseHTTPRequestHandler):
             raise bad_request(f"container {container} is not valid for pod {pod['metadata']['name']}")
         statuses = pod["status"].get("containerStatuses") or []
         state = statuses[0].get("state", {}) if statuses else {}
+        for field_name, least in (("sinceSeconds", 1), ("limitBytes", 1), ("tailLines", 0)):
+            if field_name in query and int(query[field_name]) < least:
+                raise invalid("PodLogOptions", "", f"{field_name}: must be greater than or equal to {least}")
         if "running" not in state and "terminated" not in state:
             raise bad_request(f'container "{container}" in pod "{pod["metadata"]["name"]}" is waiting to start')
         self._begin_chunks("text/plain")
@@ -220,9 +247,11 @@ class _Handler(BaseHTTPRequestHandler):
             self._chunk_bytes(line.encode() + b"\n")
         self._end_chunks()
 
-    def _send(self, code: int, body: JsonObject) -> None:
+    def _send(self, code: int, body: JsonObject, *, retry_after: int | None = None) -> None:
         content = json.dumps(body).encode()
         self.send_response(code)
+        if retry_after is not None:
+            self.send_header("Retry-After", str(retry_after))
         self.send_header("Content-Type", "application/json")
         self.send_header("Content-Length", str(len(content)))
         self.end_headers()
@@ -270,6 +299,17 @@ def _read_path(path: str) -> tuple[str, str, str, str]:
     if plural not in KINDS or parts[: len(expected)] != expected:
         raise Refused(404, "NotFound", "the server could not find the requested resource")
     return namespace, plural, rest[1] if len(rest) > 1 else "", rest[2] if len(rest) > 2 else ""
+
+
+def _check_selectors(plural: str, query: dict[str, str]) -> None:
+    for term in filter(None, query.get("fieldSelector", "").split(",")):
+        name = term.partition("=")[0]
+        if name not in {"metadata.name", "metadata.namespace", *FIELDS.get(plural, ())}:
+            raise bad_request(f'field label not supported: "{name}"')
+    for term in filter(None, query.get("labelSelector", "").split(",")):
+        key, _, value = term.partition("=")
+        if not is_label(key, value.lstrip("=")):
+            raise bad_request(f'unable to parse requirement: "{term}"')
 
 
 def _selected(item: JsonObject, query: dict[str, str]) -> bool:

@@ -11,9 +11,9 @@ from contextlib import contextmanager
 class Proxy:
     """Forwards bytes both ways; `refuse` cuts everything off, `drop` cuts once, `delay` holds every request back."""
 
-    def __init__(self, target: tuple[str, int]) -> None:
+    def __init__(self, target: tuple[str, int], port: int = 0) -> None:
         self._target = target
-        self._listener = socket.create_server(("127.0.0.1", 0))
+        self._listener = socket.create_server(("127.0.0.1", port))
         self.port: int = self._listener.getsockname()[1]
         self._open: set[socket.socket] = set()
         self._lock = threading.Lock()

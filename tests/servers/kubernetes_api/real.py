@@ -4,48 +4,55 @@ Nodes are objects only; the tests' kubelet plays them, and serves their logs whe
 """
 
 import contextlib
-import datetime
-import http.server
-import ipaddress
 import os
 import shutil
-import ssl
 import subprocess
 import tempfile
-import threading
 import time
 import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
-from urllib.parse import parse_qs, urlsplit
+from urllib.parse import urlsplit
 
 import urllib3
 import yaml
-from cryptography import x509
-from cryptography.hazmat.primitives import hashes, serialization
-from cryptography.hazmat.primitives.asymmetric import rsa
-from cryptography.x509.oid import NameOID
 
-from longstraw_core.cluster.permissions import role_rules
+from longstraw_core.cluster.permissions import PERMISSIONS, role_rules
+from tests.servers.kubernetes_api.certificate import make_certificate
 from tests.servers.kubernetes_api.cluster import Cluster
 from tests.servers.kubernetes_api.http_server import ADMINISTRATOR, LAUNCHER
-from tests.servers.kubernetes_api.kubelet import Kubelet, LogStore
+from tests.servers.kubernetes_api.kubelet import Kubelet, LogStore, eventually
+from tests.servers.kubernetes_api.log_server import log_server
 from tests.servers.kubernetes_api.proxy import Proxy
 from tests.servers.ports import free_port
 
-BINARIES = ("etcd", "kube-apiserver", "kube-controller-manager", "kube-scheduler")
+API_BINARIES = ("etcd", "kube-apiserver")
+CONTROLLER_BINARIES = ("kube-controller-manager", "kube-scheduler")
 ASSETS_VARIABLE = "KUBEBUILDER_ASSETS"
+READY_SECONDS = 120.0
 
 
-def missing_binaries() -> str | None:
-    """Why the real servers cannot run here, None when they can."""
+class Unusable(Exception):
+    """The real servers were asked for and cannot run."""
+
+
+def assets_directory() -> Path | None:
+    """Where the binaries are said to be; None when nobody says."""
     directory = os.environ.get(ASSETS_VARIABLE)
-    if not directory:
-        return f"{ASSETS_VARIABLE} is not set"
-    missing = [name for name in BINARIES if shutil.which(name, path=directory) is None]
-    return f"{directory} has no {', '.join(missing)}" if missing else None
+    return Path(directory).resolve() if directory else None
+
+
+def require_binaries(directory: Path, names: tuple[str, ...]) -> None:
+    """Refuse a directory without the named programs: who sets the variable wants the real servers.
+
+    Raises:
+        Unusable: with the names of what is missing.
+    """
+    missing = [name for name in names if shutil.which(name, path=str(directory)) is None]
+    if missing:
+        raise Unusable(f"{ASSETS_VARIABLE}={directory} has no executable {', '.join(missing)}")
 
 
 @dataclass
@@ -56,31 +63,79 @@ class ControlPlane:
     certificate: Path
     logs: LogStore
     kubelet_port: int
+    controllers: bool
+    """Whether controller manager and scheduler run too; the usual archives for envtest do not have them."""
+
+
+@dataclass
+class _Servers:
+    """Processes with their logs, ended in the opposite order."""
+
+    assets: Path
+    directory: Path
+    stack: contextlib.ExitStack
+    running: dict[str, "subprocess.Popen[bytes]"] = field(default_factory=dict)
+
+    def start(self, name: str, *arguments: str) -> None:
+        log = self.stack.enter_context((self.directory / f"{name}.log").open("wb"))
+        command = [str(self.assets / name), *arguments]
+        process = subprocess.Popen(command, stdout=log, stderr=log, cwd=self.directory)
+        self.stack.callback(process.wait)
+        self.stack.callback(process.kill)
+        self.running[name] = process
+
+    def wait_until_ready(self, name: str, url: str, certificate: Path) -> None:
+        """Wait until a server says that it is ready.
+
+        Raises:
+            Unusable: it, or one before it, has ended, or it takes too long; with the last lines of its log.
+        """
+        headers = {"Authorization": f"Bearer {ADMINISTRATOR}"}
+        deadline = time.monotonic() + READY_SECONDS
+        with urllib3.PoolManager(ca_certs=str(certificate), headers=headers, timeout=5.0, retries=False) as pool:
+            while True:
+                with contextlib.suppress(urllib3.exceptions.HTTPError):
+                    if pool.request("GET", url).status == 200:
+                        return
+                for other, process in self.running.items():
+                    if process.poll() is not None:
+                        raise Unusable(f"{other} ended with status {process.returncode}: {self._last_words(other)}")
+                if time.monotonic() > deadline:
+                    raise Unusable(f"{name} is not ready: {self._last_words(name)}")
+                time.sleep(0.2)
+
+    def _last_words(self, name: str) -> str:
+        lines = (self.directory / f"{name}.log").read_text(errors="replace").splitlines()
+        return " | ".join(lines[-5:]) or "its log is empty"
 
 
 @contextmanager
 def control_plane() -> Iterator[ControlPlane]:
-    """Start the four servers with their data in a temporary directory; stop them at the end."""
-    assets = Path(os.environ[ASSETS_VARIABLE])
+    """Start etcd and API server, and controller manager and scheduler where they are; stop them at the end.
+
+    Raises:
+        Unusable: a program is missing, or does not become ready.
+    """
+    assets = assets_directory()
+    if assets is None:
+        raise Unusable(f"{ASSETS_VARIABLE} is not set")
+    require_binaries(assets, API_BINARIES)
     with contextlib.ExitStack() as stack:
         directory = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="control-plane-")))
-        certificate, key = _certificate(directory)
+        certificate, key = make_certificate(directory)
         etcd_port, peer_port, api_port = free_port(), free_port(), free_port()
         (directory / "tokens.csv").write_text(
             f"{ADMINISTRATOR},administrator,administrator,system:masters\n{LAUNCHER},launcher,launcher\n"
         )
+        url = f"https://127.0.0.1:{api_port}"
         kubeconfig = directory / "kubeconfig"
-        kubeconfig.write_text(_kubeconfig(f"https://127.0.0.1:{api_port}", certificate))
+        kubeconfig.write_text(_kubeconfig(url, certificate))
         logs = LogStore()
-        kubelet_port = stack.enter_context(_log_server(logs, certificate, key))
+        kubelet_port = stack.enter_context(log_server(logs, certificate, key))
+        servers = _Servers(assets, directory, stack)
+        tls = (f"--tls-cert-file={certificate}", f"--tls-private-key-file={key}")
 
-        def start(name: str, *arguments: str) -> None:
-            log = stack.enter_context((directory / f"{name}.log").open("wb"))
-            process = subprocess.Popen([str(assets / name), *arguments], stdout=log, stderr=log, cwd=directory)
-            stack.callback(process.wait)
-            stack.callback(process.kill)
-
-        start(
+        servers.start(
             "etcd",
             f"--data-dir={directory / 'etcd'}",
             f"--listen-client-urls=http://127.0.0.1:{etcd_port}",
@@ -88,38 +143,54 @@ def control_plane() -> Iterator[ControlPlane]:
             f"--listen-peer-urls=http://127.0.0.1:{peer_port}",
             "--unsafe-no-fsync",
         )
-        start(
+        servers.start(
             "kube-apiserver",
             f"--etcd-servers=http://127.0.0.1:{etcd_port}",
             "--bind-address=127.0.0.1",
+            # without it the server looks for a default route, which an isolated machine does not have
+            "--advertise-address=127.0.0.1",
             f"--cert-dir={directory / 'apiserver'}",
             f"--secure-port={api_port}",
-            f"--tls-cert-file={certificate}",
-            f"--tls-private-key-file={key}",
+            *tls,
             f"--token-auth-file={directory / 'tokens.csv'}",
             "--authorization-mode=RBAC",
             "--service-cluster-ip-range=10.0.0.0/24",
             "--service-account-issuer=https://kubernetes.default.svc",
             f"--service-account-key-file={key}",
             f"--service-account-signing-key-file={key}",
-            # the log server below shows the same certificate
+            # the log server shows the same certificate
             f"--kubelet-certificate-authority={certificate}",
             "--kubelet-preferred-address-types=InternalIP",
             "--disable-admission-plugins=ServiceAccount,TaintNodesByCondition",
         )
-        url = f"https://127.0.0.1:{api_port}"
-        _wait_until_ready(url, certificate)
-        common = (f"--kubeconfig={kubeconfig}", "--leader-elect=false")
-        start(
-            "kube-controller-manager",
-            *common,
+        servers.wait_until_ready("kube-apiserver", f"{url}/readyz", certificate)
+        controllers = all(shutil.which(name, path=str(assets)) for name in CONTROLLER_BINARIES)
+        if controllers:
+            _start_controllers(servers, kubeconfig, certificate, tls)
+        yield ControlPlane(url, certificate, logs, kubelet_port, controllers)
+
+
+def _start_controllers(servers: _Servers, kubeconfig: Path, certificate: Path, tls: tuple[str, str]) -> None:
+    own = {
+        "kube-controller-manager": (
             "--controllers=job-controller,garbage-collector-controller,ttl-after-finished-controller,"
             "resourcequota-controller,namespace-controller",
-            f"--secure-port={free_port()}",
-            f"--cert-dir={directory / 'controllers'}",
+        ),
+        "kube-scheduler": (),
+    }
+    ports = {name: free_port() for name in own}
+    for name, arguments in own.items():
+        servers.start(
+            name,
+            f"--kubeconfig={kubeconfig}",
+            "--leader-elect=false",
+            "--bind-address=127.0.0.1",
+            f"--secure-port={ports[name]}",
+            *tls,
+            *arguments,
         )
-        start("kube-scheduler", *common, f"--secure-port={free_port()}", f"--cert-dir={directory / 'scheduler'}")
-        yield ControlPlane(url, certificate, logs, kubelet_port)
+    for name, port in ports.items():
+        servers.wait_until_ready(name, f"https://127.0.0.1:{port}/healthz", certificate)
 
 
 @contextmanager
@@ -152,9 +223,11 @@ def real_cluster(plane: ControlPlane) -> Iterator[Cluster]:
             "subjects": [{"apiGroup": "rbac.authorization.k8s.io", "kind": "User", "name": "launcher"}],
         },
     )
+    cluster = Cluster("real", plane.url, namespace, kubelet, proxy, certificate=plane.certificate)
+    eventually(lambda: _allowed(cluster), "the API server knows the launcher's role")
     kubelet.run_in_background()
     try:
-        yield Cluster("real", plane.url, namespace, kubelet, proxy, certificate=plane.certificate)
+        yield cluster
     finally:
         for node in kubelet.request("GET", "/api/v1/nodes")["items"]:
             if node["metadata"]["name"].startswith(namespace):
@@ -162,6 +235,32 @@ def real_cluster(plane: ControlPlane) -> Iterator[Cluster]:
         kubelet.request("DELETE", f"/api/v1/namespaces/{namespace}")
         kubelet.stop()
         proxy.close()
+
+
+def _allowed(cluster: Cluster) -> bool:
+    """Whether every right of the launcher is in force: the server learns of a new role a moment after it is stored."""
+    for permission in PERMISSIONS:
+        resource, _, subresource = permission.resource.partition("/")
+        attributes = {
+            "namespace": cluster.namespace,
+            "group": permission.group,
+            "resource": resource,
+            "subresource": subresource,
+            "verb": permission.verb,
+        }
+        answer = cluster.kubelet.request(
+            "POST",
+            "/apis/authorization.k8s.io/v1/selfsubjectaccessreviews",
+            {
+                "apiVersion": "authorization.k8s.io/v1",
+                "kind": "SelfSubjectAccessReview",
+                "spec": {"resourceAttributes": attributes},
+            },
+            Authorization=f"Bearer {LAUNCHER}",
+        )
+        if not answer["status"]["allowed"]:
+            return False
+    return True
 
 
 class _PlayedKubelet(Kubelet):
@@ -185,67 +284,6 @@ class _PlayedKubelet(Kubelet):
             )
 
 
-@contextmanager
-def _log_server(logs: LogStore, certificate: Path, key: Path) -> Iterator[int]:
-    """Serve `/containerLogs/<namespace>/<pod>/<container>` as a kubelet does."""
-    stopping = threading.Event()
-
-    class Handler(http.server.BaseHTTPRequestHandler):
-        protocol_version = "HTTP/1.1"
-
-        def log_message(self, format: str, *args: object) -> None:
-            pass
-
-        def do_GET(self) -> None:
-            parts = urlsplit(self.path)
-            query = {name: values[-1] for name, values in parse_qs(parts.query).items()}
-            self.send_response(200)
-            self.send_header("Content-Type", "text/plain")
-            self.send_header("Transfer-Encoding", "chunked")
-            self.end_headers()
-            for line in logs.lines(
-                parts.path.split("/")[3],
-                follow=query.get("follow") == "true",
-                timestamps=query.get("timestamps") == "true",
-                tail=int(query["tailLines"]) if "tailLines" in query else None,
-                stopping=stopping,
-            ):
-                content = line.encode() + b"\n"
-                self.wfile.write(f"{len(content):x}\r\n".encode() + content + b"\r\n")
-                self.wfile.flush()
-            self.wfile.write(b"0\r\n\r\n")
-
-    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-    context.load_cert_chain(certificate, key)
-    server.socket = context.wrap_socket(server.socket, server_side=True)
-    server.daemon_threads = True
-    threading.Thread(target=server.serve_forever, daemon=True).start()
-    try:
-        yield server.server_port
-    finally:
-        stopping.set()
-        server.shutdown()
-        server.server_close()
-
-
-def _wait_until_ready(url: str, certificate: Path, *, seconds: float = 120.0) -> None:
-    pool = urllib3.PoolManager(ca_certs=str(certificate))
-    deadline = time.monotonic() + seconds
-    while True:
-        try:
-            answer = pool.request(
-                "GET", f"{url}/readyz", headers={"Authorization": f"Bearer {ADMINISTRATOR}"}, timeout=5.0, retries=False
-            )
-            if answer.status == 200:
-                return
-        except urllib3.exceptions.HTTPError:
-            pass
-        if time.monotonic() > deadline:
-            raise RuntimeError("kube-apiserver is not ready; see its log")
-        time.sleep(0.3)
-
-
 def _kubeconfig(url: str, certificate: Path) -> str:
     return yaml.safe_dump(
         {
@@ -257,33 +295,3 @@ def _kubeconfig(url: str, certificate: Path) -> str:
             "contexts": [{"name": "test", "context": {"cluster": "test", "user": "administrator"}}],
         }
     )
-
-
-def _certificate(directory: Path) -> tuple[Path, Path]:
-    """A certificate for 127.0.0.1 that signs itself, and its key."""
-    key = rsa.generate_private_key(public_exponent=65537, key_size=2048)
-    name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "127.0.0.1")])
-    now = datetime.datetime.now(datetime.UTC)
-    certificate = (
-        x509.CertificateBuilder()
-        .subject_name(name)
-        .issuer_name(name)
-        .public_key(key.public_key())
-        .serial_number(x509.random_serial_number())
-        .not_valid_before(now - datetime.timedelta(hours=1))
-        .not_valid_after(now + datetime.timedelta(days=1))
-        .add_extension(
-            x509.SubjectAlternativeName([x509.IPAddress(ipaddress.ip_address("127.0.0.1")), x509.DNSName("localhost")]),
-            critical=False,
-        )
-        .add_extension(x509.BasicConstraints(ca=True, path_length=None), critical=True)
-        .sign(key, hashes.SHA256())
-    )
-    paths = directory / "tls.crt", directory / "tls.key"
-    paths[0].write_bytes(certificate.public_bytes(serialization.Encoding.PEM))
-    paths[1].write_bytes(
-        key.private_bytes(
-            serialization.Encoding.PEM, serialization.PrivateFormat.TraditionalOpenSSL, serialization.NoEncryption()
-        )
-    )
-    return paths

@@ -10,7 +10,14 @@ from datetime import UTC, datetime
 from typing import Any
 
 from tests.servers.kubernetes_api.answers import Refused, bad_request, conflict, not_found
-from tests.servers.kubernetes_api.validation import check_metadata, check_schema, check_spec, check_update
+from tests.servers.kubernetes_api.validation import (
+    check_delete_options,
+    check_metadata,
+    check_schema,
+    check_size,
+    check_spec,
+    check_update,
+)
 
 JsonObject = dict[str, Any]
 Key = tuple[str, str, str]
@@ -34,6 +41,7 @@ class Storage:
     history: list[tuple[int, str, str, JsonObject]] = field(default_factory=list)
     version: int = 100
     oldest: int = 0
+    namespaces: set[str] = field(default_factory=lambda: {"team"})
     offset: float = 0.0
     changed: threading.Condition = field(default_factory=lambda: threading.Condition(threading.RLock()))
     controllers: list[Callable[["Storage"], bool]] = field(default_factory=list)
@@ -86,8 +94,11 @@ class Storage:
         metadata = body["metadata"]
         check_metadata(kind, body)
         check_spec(body)
+        check_size(body)
         with self.changed:
             name = metadata["name"]
+            if plural != "nodes" and namespace not in self.namespaces:
+                raise not_found("namespaces", namespace)
             if (plural, namespace, name) in self.objects:
                 raise Refused(409, "AlreadyExists", f'{plural} "{name}" already exists')
             item = copy.deepcopy(body)
@@ -118,10 +129,13 @@ class Storage:
             new = merge(copy.deepcopy(old), body)
             if subresource == "status":
                 new = {**old, "status": new.get("status", {})}
+                check_schema(new)
             else:
                 new["status"] = old.get("status", {})
+                check_schema(new)
                 check_update(old, new)
                 check_metadata(new["kind"], new)
+            check_size(new)
             if new == old:
                 return copy.deepcopy(old)
             self.objects[plural, namespace, name] = new
@@ -130,6 +144,9 @@ class Storage:
             return copy.deepcopy(new)
 
     def delete(self, plural: str, namespace: str, name: str, options: JsonObject) -> JsonObject:
+        check_delete_options(options)
+        # a Job that is deleted without a word leaves its pods running: so it is in batch/v1
+        policy = options.get("propagationPolicy") or ("Orphan" if plural == "jobs" else "Background")
         with self.changed:
             item = self.get(plural, namespace, name)
             wanted = options.get("preconditions") or {}
@@ -139,7 +156,7 @@ class Storage:
                     raise conflict(plural, name, f"Precondition failed: {part} {wanted[part]}, observed {observed}")
             if plural == "pods":
                 self._delete_pod(item, options)
-            elif options.get("propagationPolicy") == "Foreground":
+            elif policy == "Foreground":
                 if not item["metadata"].get("deletionTimestamp"):
                     item["metadata"] |= {
                         "deletionTimestamp": self.timestamp(),
@@ -148,9 +165,20 @@ class Storage:
                     }
                     self._record(plural, "MODIFIED", item)
             else:
+                if policy == "Orphan":
+                    self._orphan(item["metadata"]["uid"])
                 self.remove(plural, item)
             self.reconcile()
             return copy.deepcopy(item)
+
+    def _orphan(self, uid: str) -> None:
+        """Nothing belongs to this object any more."""
+        for (plural, _, _), item in self.objects.items():
+            owners = item["metadata"].get("ownerReferences", [])
+            kept = [owner for owner in owners if owner["uid"] != uid]
+            if kept != owners:
+                item["metadata"]["ownerReferences"] = kept
+                self._record(plural, "MODIFIED", item)
 
     def _delete_pod(self, pod: JsonObject, options: JsonObject) -> None:
         bound = bool(pod["spec"].get("nodeName"))

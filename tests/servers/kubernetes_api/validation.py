@@ -13,10 +13,25 @@ import jsonschema
 import kubernetes_validate
 import referencing
 
-from tests.servers.kubernetes_api.answers import bad_request, invalid
+from tests.servers.kubernetes_api.answers import Refused, bad_request, invalid
 
 JsonObject = dict[str, Any]
 SCHEMA_VERSIONS = ("1.31", "1.37")
+MAX_ANNOTATION_BYTES = 256 << 10
+MAX_OBJECT_BYTES = 3 << 19
+"""Of a request to etcd, by default: 1.5 MiB."""
+
+ENUMERATIONS = {
+    "completionMode": ("NonIndexed", "Indexed"),
+    "podReplacementPolicy": ("Failed", "TerminatingOrFailed"),
+    "action": ("FailJob", "FailIndex", "Ignore", "Count"),
+    "imagePullPolicy": ("Always", "IfNotPresent", "Never"),
+    "terminationMessagePolicy": ("File", "FallbackToLogsOnError"),
+    "protocol": ("TCP", "UDP", "SCTP"),
+    "effect": ("NoSchedule", "PreferNoSchedule", "NoExecute"),
+    "restartPolicy": ("Always", "OnFailure", "Never"),
+}
+"""Fields, wherever they are in a specification, whose values are not free."""
 
 _LABEL = re.compile(r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?")
 _SERVICE_NAME = re.compile(r"[a-z]([-a-z0-9]{0,61}[a-z0-9])?")
@@ -26,6 +41,10 @@ _QUALIFIED = re.compile(
     r"([a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*/)?([A-Za-z0-9][-A-Za-z0-9_.]{0,61})?[A-Za-z0-9]"
 )
 _VARIABLE = re.compile(r"[-._a-zA-Z][-._a-zA-Z0-9]*")
+_FIELD_PATH = re.compile(
+    r"metadata\.(name|namespace|uid|(labels|annotations)\['[^']+'\])|spec\.(nodeName|serviceAccountName)"
+    r"|status\.(hostIPs?|podIPs?)"
+)
 _QUANTITY = re.compile(r"[0-9]+(\.[0-9]+)?(m|k|M|G|T|P|Ki|Mi|Gi|Ti|Pi)?")
 _SCALE = {"m": 1e-3, "k": 1e3, "M": 1e6, "G": 1e9, "T": 1e12, "P": 1e15} | {
     f"{letter}i": float(1024**power) for power, letter in enumerate("KMGTP", start=1)
@@ -75,15 +94,54 @@ def check_metadata(kind: str, body: JsonObject) -> None:
         raise invalid(kind, name, "metadata.ownerReferences: only one reference can have Controller set to true")
 
 
+def is_label(key: str, value: str) -> bool:
+    """Whether a key and its value can be a label's."""
+    return _QUALIFIED.fullmatch(key) is not None and _LABEL_VALUE.fullmatch(value) is not None
+
+
+def check_size(body: JsonObject) -> None:
+    """Annotations, and what etcd takes in one request."""
+    annotations = body["metadata"].get("annotations") or {}
+    size = sum(len(key.encode()) + len(value.encode()) for key, value in annotations.items())
+    if size > MAX_ANNOTATION_BYTES:
+        problem = f"metadata.annotations: Too long: may not be more than {MAX_ANNOTATION_BYTES} bytes"
+        raise invalid(body["kind"], body["metadata"]["name"], problem)
+    if len(json.dumps(body)) > MAX_OBJECT_BYTES:
+        raise Refused(500, "", "etcdserver: request is too large")
+
+
+def check_delete_options(options: JsonObject) -> None:
+    """Fields of `DeleteOptions`, and the policies there are."""
+    known = {"apiVersion", "kind", "dryRun", "gracePeriodSeconds", "preconditions", "propagationPolicy"}
+    conditions = options.get("preconditions") or {}
+    for unknown in (*(options.keys() - known), *(conditions.keys() - {"uid", "resourceVersion"})):
+        raise bad_request(f"unable to decode DeleteOptions: unknown field {unknown}")
+    if options.get("propagationPolicy") not in (None, "Foreground", "Background", "Orphan"):
+        raise invalid("DeleteOptions", "", "propagationPolicy: Unsupported value")
+
+
 def check_spec(body: JsonObject) -> None:
     """The rules of a Service's, Job's or Pod's specification."""
     kind, name = body["kind"], body["metadata"]["name"]
+    _check_enumerations(kind, name, body.get("spec"))
     if kind == "Job":
         _check_job(name, body["spec"])
     elif kind == "Service":
         _check_service(name, body["spec"])
     elif kind == "Pod":
         _check_pod(kind, name, "spec", body["spec"])
+
+
+def _check_enumerations(kind: str, name: str, value: Any) -> None:
+    if isinstance(value, list):
+        for item in value:
+            _check_enumerations(kind, name, item)
+    elif isinstance(value, dict):
+        for field, item in value.items():
+            if field in ENUMERATIONS and isinstance(item, str) and item not in ENUMERATIONS[field]:
+                raise invalid(kind, name, f'{field}: Unsupported value: "{item}"')
+            if field not in ("labels", "annotations", "matchLabels", "nodeSelector", "limits", "requests"):
+                _check_enumerations(kind, name, item)
 
 
 def _check_service(name: str, spec: JsonObject) -> None:
@@ -159,6 +217,15 @@ def _check_pod(kind: str, name: str, place: str, pod: JsonObject) -> None:
     for volume in pod.get("volumes") or []:
         if _LABEL.fullmatch(volume["name"]) is None or len(volume) != 2:
             refuse("volumes: a name and exactly one source")
+        limit = (volume.get("emptyDir") or {}).get("sizeLimit")
+        if limit is not None and _QUANTITY.fullmatch(str(limit)) is None:
+            refuse(f'volumes.emptyDir.sizeLimit: Invalid value: "{limit}"')
+        claim = volume.get("persistentVolumeClaim")
+        if claim is not None and _SUBDOMAIN.fullmatch(claim["claimName"]) is None:
+            refuse("volumes.persistentVolumeClaim.claimName: invalid")
+    for secret in pod.get("imagePullSecrets") or []:
+        if _SUBDOMAIN.fullmatch(secret.get("name") or "") is None:
+            refuse("imagePullSecrets.name: invalid")
     for field in ("subdomain", "hostname"):
         if pod.get(field) and _LABEL.fullmatch(pod[field]) is None:
             refuse(f"{field}: invalid")
@@ -172,6 +239,9 @@ def _check_pod(kind: str, name: str, place: str, pod: JsonObject) -> None:
                 refuse("containers.env.name: invalid")
             if variable.get("value") and variable.get("valueFrom"):
                 refuse("containers.env.valueFrom: may not be specified when value is not empty")
+            path = ((variable.get("valueFrom") or {}).get("fieldRef") or {}).get("fieldPath")
+            if path is not None and _FIELD_PATH.fullmatch(path) is None:
+                refuse(f'containers.env.valueFrom.fieldRef.fieldPath: Invalid value: "{path}"')
         paths = [mount["mountPath"] for mount in container.get("volumeMounts") or []]
         if len(set(paths)) != len(paths):
             refuse("containers.volumeMounts.mountPath: must be unique")
@@ -186,8 +256,14 @@ def _check_pod(kind: str, name: str, place: str, pod: JsonObject) -> None:
         if _QUALIFIED.fullmatch(key) is None or _LABEL_VALUE.fullmatch(value) is None:
             refuse("nodeSelector: invalid")
     for toleration in pod.get("tolerations") or []:
+        if toleration.get("operator", "Equal") not in ("Exists", "Equal"):
+            refuse("tolerations.operator: Unsupported value")
         if toleration.get("operator") == "Exists" and toleration.get("value"):
             refuse("tolerations.value: must be empty when operator is Exists")
+        if not toleration.get("key") and toleration.get("operator") != "Exists":
+            refuse("tolerations.operator: must be Exists when key is empty")
+        if toleration.get("tolerationSeconds") is not None and toleration.get("effect") != "NoExecute":
+            refuse("tolerations.effect: must be NoExecute when tolerationSeconds is set")
     spread = ((pod.get("affinity") or {}).get("podAntiAffinity") or {}).get(
         "requiredDuringSchedulingIgnoredDuringExecution", []
     )
