@@ -153,6 +153,8 @@ def make_plan(
             architecture,
             ranks,
             gradient=gradient,
+            targets=targets,
+            rank=spec.lora.rank,
             element=element,
             chunk_tokens=layout.prompt_chunk_tokens,
             checkpoint_layers=layout.checkpoint_layers,

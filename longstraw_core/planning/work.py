@@ -1,10 +1,12 @@
 """Floating-point operations and bytes between ranks, of capture, replay and reverse sweep.
 
 A product [a, b] x [b, c] counts 2abc. Frozen weights need no gradient of their own, so a projection's backward costs as
-much as its forward; that of attention costs 2.5 times its forward (five products instead of two).
+much as its forward; that of the adapter and of the delta rule, whose two operands both have gradients, twice as much;
+that of attention 2.5 times (five products instead of two).
 Traffic: bytes that one rank sends, per layer and segment of n tokens, with every token owned by one of CP ranks.
 """
 
+from collections.abc import Collection
 from dataclasses import dataclass
 
 from longstraw_core.planning.architecture import (
@@ -17,6 +19,9 @@ from longstraw_core.planning.architecture import (
 )
 from longstraw_core.planning.memory import DELTA_CHUNK, FP32, Ranks
 from longstraw_core.spec.receipts import GradientMode
+
+_STATE_LINEARS = frozenset({"in_proj_qkv", "in_proj_b", "in_proj_a", "k_proj", "v_proj", "kv_a_proj_with_mqa"})
+"""Projections that make a layer's state."""
 
 
 @dataclass(frozen=True)
@@ -52,11 +57,40 @@ def linear_operations(layer: Layer) -> float:
         )
     if isinstance(mixer, LatentAttention):
         total += sum(2.0 * linear.parameters for linear in mixer.indexer)
-    if isinstance(mixer, GatedDelta):
-        chunk, key, value = DELTA_CHUNK, mixer.key_dim, mixer.value_dim
-        rule = 4 * chunk * key + chunk * (key + value) + 6 * key * value + 2 * chunk * value
-        total += mixer.value_heads * rule + 2.0 * mixer.channels * mixer.kernel
+    return total + rule_operations(layer)
+
+
+def rule_operations(layer: Layer) -> float:
+    """Forward operations per token of the delta rule and its convolution; 0 where a layer has none."""
+    mixer = layer.mixer
+    if not isinstance(mixer, GatedDelta):
+        return 0.0
+    chunk, key, value = DELTA_CHUNK, mixer.key_dim, mixer.value_dim
+    rule = 4 * chunk * key + chunk * (key + value) + 6 * key * value + 2 * chunk * value
+    return mixer.value_heads * rule + 2.0 * mixer.channels * mixer.kernel
+
+
+def adapter_operations(layer: Layer, targets: Collection[str], rank: int, *, state_only: bool = False) -> float:
+    """Forward operations per token of the adapter's two products per adapted projection and chosen expert."""
+    linears = layer.mixer.linears if state_only else layer.linears
+    total = sum(
+        2.0 * rank * (linear.inputs + linear.outputs)
+        for linear in linears
+        if linear.name in targets and not (state_only and linear.name not in _STATE_LINEARS)
+    )
+    if isinstance(layer.network, Experts) and not state_only:
+        network = layer.network
+        if "experts.gate_up_proj" in targets:
+            total += 2.0 * rank * network.chosen * (network.hidden + 2 * network.intermediate)
+        if "experts.down_proj" in targets:
+            total += 2.0 * rank * network.chosen * (network.intermediate + network.hidden)
     return total
+
+
+def state_operations(layer: Layer) -> float:
+    """Forward operations per token that the last layer's state needs; of a prompt nobody reads more of it."""
+    kept = sum(2.0 * linear.parameters for linear in layer.mixer.linears if linear.name in _STATE_LINEARS)
+    return kept + rule_operations(layer)
 
 
 def context_operations(layer: Layer, context: float) -> tuple[float, float]:
@@ -67,8 +101,24 @@ def context_operations(layer: Layer, context: float) -> tuple[float, float]:
     if isinstance(mixer, LatentAttention):
         seen = min(context, mixer.selected)
         attention = 2.0 * mixer.heads * (2 * mixer.latent + mixer.rope) * seen
-        return attention, 2.0 * mixer.index_heads * mixer.index_dim * context if mixer.indexes else 0.0
+        # every head's product, and the weighted sum over heads
+        return attention, 2.0 * mixer.index_heads * (mixer.index_dim + 1) * context if mixer.indexes else 0.0
     return 0.0, 0.0
+
+
+def prompt_operations(layer: Layer, tokens: int) -> tuple[float, float]:
+    """Forward operations per token, on average over a prompt: (attention, scoring without a gradient).
+
+    A token sees what is before it. A selecting layer attends to all of the first `selected` tokens without scoring
+    them, and behind these to as many as it selects.
+    """
+    mixer = layer.mixer
+    if not isinstance(mixer, LatentAttention) or tokens == 0:
+        return context_operations(layer, tokens / 2)
+    first = min(mixer.selected, tokens)
+    attention, _ = context_operations(layer, first * (tokens - first / 2) / tokens)
+    _, scoring = context_operations(layer, (tokens**2 - first**2) / (2 * tokens))
+    return attention, scoring
 
 
 def layer_traffic(layer: Layer, tokens: int, prefix: float, ranks: Ranks, element: int) -> tuple[float, float]:
@@ -122,6 +172,8 @@ def transaction_work(
     ranks: Ranks,
     *,
     gradient: GradientMode,
+    targets: Collection[str],
+    rank: int,
     element: int,
     chunk_tokens: int,
     checkpoint_layers: bool,
@@ -136,15 +188,26 @@ def transaction_work(
     capture = replay = sweep = 0.0
     capture_sent = replay_sent = sweep_sent = 0.0
     chunks = -(-captured // chunk_tokens)
-    for layer in architecture.layers:
-        linear = linear_operations(layer)
-        # a prompt token sees half of the prompt on average; a selecting layer never attends to more than it selects
-        attention, scoring = context_operations(layer, captured / 2)
-        capture += captured * (linear + attention + scoring)
+    last = len(architecture.layers) - 1
+    for number, layer in enumerate(architecture.layers):
+        rule = rule_operations(layer)
+        # of a prompt nobody reads what the last layer makes of it, only its state
+        state_only = number == last
+        linear = (state_operations(layer) if state_only else linear_operations(layer)) - rule
+        adapter = adapter_operations(layer, targets, rank, state_only=state_only)
+        attention, scoring = (0.0, 0.0) if state_only else prompt_operations(layer, captured)
+        capture += captured * (linear + rule + attention + scoring)
+        if gradient != "response_adapter":
+            capture += captured * adapter
         if gradient == "exact":
-            sweep += captured * ((2 + again) * linear + (3.5 + again) * attention + scoring)
+            sweep += captured * ((2 + again) * linear + (3 + again) * (rule + adapter))
+            sweep += captured * ((3.5 + again) * attention + scoring)
+
+        linear = linear_operations(layer) - rule
+        adapter = adapter_operations(layer, targets, rank)
         attention, scoring = context_operations(layer, prompt_tokens + response_tokens / 2)
-        replay += group * response_tokens * ((2 + again) * linear + (3.5 + again) * attention + scoring)
+        replay += group * response_tokens * ((2 + again) * linear + (3 + again) * (rule + adapter))
+        replay += group * response_tokens * ((3.5 + again) * attention + scoring)
 
         forward, backward = layer_traffic(layer, min(chunk_tokens, captured), captured / 2, ranks, element)
         capture_sent += chunks * forward
