@@ -86,6 +86,15 @@ def gather_wheels(locks: dict[str, list[Path]], wheels: Path, source: Source) ->
             shutil.copyfile(ROOT / name, Path(scratch) / name)
         os.environ["SOURCE_DATE_EPOCH"] = str(source.epoch)
         run(*pip, "--wheel-dir", str(wheels / "longstraw"), ".", cwd=Path(scratch))
+    for environment in locks:
+        # by name: of a wheel given as a file pip records the archive's hash, and one made here holds the time of that
+        (wheels / environment / "installed.txt").write_text(installed(wheels / environment), encoding="utf-8")
+
+
+def installed(wheels: Path) -> str:
+    """Return the requirements that take every wheel of a directory, one a line."""
+    names = sorted(path.name.split("-")[:2] for path in wheels.glob("*.whl"))
+    return "".join(f"{name}=={version}\n" for name, version in names)
 
 
 def build(role: str, locks: dict[str, list[Path]], base: str, source: Source, *, insecure: bool) -> str:

@@ -82,6 +82,14 @@ def test_a_bill_of_materials_lies_under_the_digest_of_its_image_and_is_no_garbag
         build.store_bill(uri, REFERENCE, '{"other": 1}')
 
 
+def test_wheels_are_installed_by_name_so_that_no_record_has_their_archives_hash(
+    build: ModuleType, tmp_path: Path
+) -> None:
+    for name in ("torch-2.13.0+cpu-cp311-cp311-linux_x86_64.whl", "kfp-2.17.3-py3-none-any.whl", "notes.txt"):
+        (tmp_path / name).write_bytes(b"")
+    assert build.installed(tmp_path) == "kfp==2.17.3\ntorch==2.13.0+cpu\n"
+
+
 @pytest.mark.parametrize(
     ("name", "pin"),
     [

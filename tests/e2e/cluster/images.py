@@ -15,7 +15,8 @@ from tests.e2e.cluster import manifests, upstream
 from tests.e2e.cluster.tools import SetupError, run
 
 LOCK = Path(__file__).resolve().parent / "images.lock.json"
-NODE = "docker.io/kindest/node:v1.34.0"
+NODE = "kindest/node:v1.34.0@sha256:7416a61b42b1662ca6ca89f02028ac133a309a2a30ba309614e8ec94d976dc5a"
+"""The node image of kind 0.30.0, by the digest that its release states."""
 REGISTRY = "docker.io/library/registry:3"
 _DIGEST = re.compile(r"sha256:[0-9a-f]{64}")
 
@@ -118,7 +119,7 @@ def main() -> int:
         upstream.verify(options.directory)
         team = manifests.Team("any", "none")
         used = images_of(manifests.kubeflow_for(team, upstream.render(options.directory, team.namespace)))
-        lock = resolve(used | {manifests.STORAGE_IMAGE, NODE, REGISTRY})
+        lock = resolve(used | {manifests.STORAGE_IMAGE, REGISTRY})
     except SetupError as error:
         print(f"ERROR: {error}", file=sys.stderr)
         return 2

@@ -61,7 +61,7 @@ def cluster_site(directory: Path, snapshot: Path, rows: Path) -> Iterator[Site]:
 
     with ExitStack() as stack:
         host = stack.enter_context(_registry(pinned[images.REGISTRY]))
-        stack.enter_context(_kind(directory, kubeconfig, pinned[images.NODE], data))
+        stack.enter_context(_kind(directory, kubeconfig, images.NODE, data))
         _let_nodes_pull_from(host)
         lock = _build_images(directory, host)
         _advertise_accelerators(kubeconfig)

@@ -6,7 +6,7 @@ import subprocess
 from collections.abc import Iterable, Mapping
 
 TOOLS = {
-    "kind": "https://kind.sigs.k8s.io, 0.27 or newer",
+    "kind": "https://kind.sigs.k8s.io, 0.30 or newer",
     "kubectl": "a version that the cluster's supports",
     "docker": "an engine that runs; kind's nodes are its containers",
     "git": "it fetches the manifests",

@@ -39,19 +39,23 @@ class Site:
         """Build one role in directories of its own, push it elsewhere and return its digest."""
         directory = self.lock.parent / "again"
         lock = directory / "images.lock.json"
-        build_images(f"{self.registry}/again", self.base, lock, "--role", role)
+        build_images(f"{self.registry}/again", self.base, lock, "--role", role, cache=False)
         return json.loads(lock.read_text(encoding="utf-8"))[role].partition("@")[2]
 
 
-def build_images(repository: str, base: str, lock: Path, *options: str) -> None:
-    """Run `images/build.py` on the working tree and print what it took."""
+def build_images(repository: str, base: str, lock: Path, *options: str, cache: bool = True) -> None:
+    """Run `images/build.py` on the working tree and print what it took.
+
+    Without the cache pip makes wheels of source archives anew, as another machine would.
+    """
     started = time.monotonic()
     lock.parent.mkdir(parents=True, exist_ok=True)
     build = [sys.executable, "images/build.py", "--registry", repository, "--insecure-registry", "--variant", "cpu"]
     build += ["--base", base, "--lock", str(lock), "--bills", str(lock.parent / "sbom"), "--allow-changes", *options]
     if not os.environ.get(SERVER):
         build.append("--without-server")
-    subprocess.run(build, cwd=ROOT, check=True)
+    environment = os.environ | ({} if cache else {"PIP_NO_CACHE_DIR": "1"})
+    subprocess.run(build, cwd=ROOT, check=True, env=environment)
     figure = f"{len(json.loads(lock.read_text(encoding='utf-8')))} images built and pushed"
     print(json.dumps({"figure": figure, "seconds": round(time.monotonic() - started)}))
 
