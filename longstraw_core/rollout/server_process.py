@@ -47,6 +47,8 @@ def server_environment(environment: Mapping[str, str]) -> dict[str, str]:
     """Return the server's environment: this one without credentials and without what steers our interpreter."""
     kept = {name: value for name, value in environment.items() if _NOT_INHERITED.fullmatch(name) is None}
     kept |= {"HF_HUB_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1", "PYTHONUNBUFFERED": "1"}
+    # A crashed server would wait a minute for core dumps that nobody keeps, with its requests unanswered meanwhile.
+    kept.setdefault("SGLANG_CUDA_COREDUMP_BEFORE_CRASH", "0")
     if PYTHON_PATH_VARIABLE in environment:
         kept["PYTHONPATH"] = environment[PYTHON_PATH_VARIABLE]
     return kept

@@ -429,6 +429,8 @@ def test_the_server_gets_no_credentials_and_not_our_interpreters_paths() -> None
     assert found["NCCL_SOCKET_IFNAME"] == "eth0"
     assert not any(name.startswith(("AWS_", "LONGSTRAW_")) for name in found)
     assert "PYTHONPATH" not in server_environment({"PYTHONPATH": "ours"})
+    dumps = "SGLANG_CUDA_COREDUMP_BEFORE_CRASH"
+    assert (found[dumps], server_environment({dumps: "1"})[dumps]) == ("0", "1")
 
 
 def test_the_tail_of_a_log_has_the_reason_and_the_last_lines(tmp_path: Path) -> None:
