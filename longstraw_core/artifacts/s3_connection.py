@@ -25,16 +25,11 @@ from botocore.exceptions import (  # pyright: ignore[reportMissingTypeStubs]
     BotoCoreError,
     ClientError,
     ConfigParseError,
-    ConnectTimeoutError,
-    EndpointConnectionError,
     InvalidRegionError,
-    NoCredentialsError,
-    PartialCredentialsError,
     ProfileNotFound,
-    SSLError,
 )
-from botocore.parsers import ResponseParserError  # pyright: ignore[reportMissingTypeStubs]
 
+from longstraw_core.artifacts.s3_answers import BUSY, DAMAGED_ON_THE_WAY, NO_ANSWER, code_of, no_answer, refusal
 from longstraw_core.spec.errors import IntegrityError, LongStrawError, Retryable, SpecError
 
 PATH_STYLE_VARIABLE = "LONGSTRAW_S3_PATH_STYLE"
@@ -47,15 +42,6 @@ READ_TIMEOUT_SECONDS = 60.0
 TOTAL_ATTEMPTS = 6
 """Attempts of one request, with exponential backoff, where `AWS_MAX_ATTEMPTS` says nothing else."""
 
-_DAMAGED_ON_THE_WAY = {"BadDigest", "XAmzContentSHA256Mismatch", "XAmzContentChecksumMismatch", "IncompleteBody"}
-_BUSY = {"ConditionalRequestConflict", "OperationAborted"}
-_FULL = {"InsufficientStorage", "QuotaExceeded", "XMinioStorageFull", "StorageFull"}
-_WRONG_REGION = {"PermanentRedirect", "AuthorizationHeaderMalformed", "IllegalLocationConstraintException", "301"}
-_UNKNOWN_KEY = {"InvalidAccessKeyId", "SignatureDoesNotMatch", "InvalidToken", "ExpiredToken", "TokenRefreshRequired"}
-
-_NO_ANSWER = (BotoCoreError, ResponseParserError, RecursionError)
-"""What boto3 raises instead of a server's refusal. A redirect that names no region makes it ask for the region, which
-is redirected too, and so on until Python ends the recursion."""
 
 _BOTO3: Any = boto3
 _LOADERS: Any = loaders
@@ -107,14 +93,14 @@ class Connection:
         """Turn every error of boto3 inside the block into a typed one that starts with `action`."""
         try:
             yield
-        except (ClientError, *_NO_ANSWER) as error:
+        except (ClientError, *NO_ANSWER) as error:
             raise self.typed(error, action) from error
 
     def typed(self, error: Exception, action: str) -> LongStrawError:
         """What the caller can do about an error of boto3."""
         if isinstance(error, ClientError):
-            return _refusal(error, f"{action}: {self.shown}")
-        return _no_answer(error, f"{action}: {self.shown}")
+            return refusal(error, f"{action}: {self.shown}")
+        return no_answer(error, f"{action}: {self.shown}")
 
     def sent(self, action: str, request: Callable[[], Result]) -> Result:
         """Send a request that carries bytes and their checksum; again when they were damaged on the way.
@@ -129,10 +115,10 @@ class Connection:
                     return request()
             except ClientError as error:
                 code = code_of(error)
-                if code not in _DAMAGED_ON_THE_WAY | _BUSY:
+                if code not in DAMAGED_ON_THE_WAY | BUSY:
                     raise
                 if attempt == TOTAL_ATTEMPTS - 1:
-                    if code in _BUSY:
+                    if code in BUSY:
                         raise Retryable(f"{action}: {self.shown}: {code}: another writer is busy; run again") from error
                     raise IntegrityError(
                         f"{action}: {self.shown} received other bytes than were sent, {TOTAL_ATTEMPTS} times ({code}); "
@@ -146,7 +132,7 @@ class Connection:
         """Like `reporting`, but the server's own refusals pass for the caller to read."""
         try:
             yield
-        except _NO_ANSWER as error:
+        except NO_ANSWER as error:
             raise self.typed(error, action) from error
 
 
@@ -262,77 +248,6 @@ def _shown_endpoint(url: str) -> str:
 def pause(attempt: int) -> None:
     """Wait before the next attempt: exponential, with jitter."""
     time.sleep(random.uniform(0.5, 1.0) * min(8.0, 0.1 * 2**attempt))  # noqa: S311
-
-
-def code_of(error: ClientError) -> str:
-    """The server's error code; for a HEAD request only the HTTP status."""
-    return str(cast(dict[str, Any], error.response).get("Error", {}).get("Code", ""))
-
-
-def status_of(error: ClientError) -> int:
-    """The HTTP status of a refusal."""
-    return int(cast(dict[str, Any], error.response).get("ResponseMetadata", {}).get("HTTPStatusCode", 0))
-
-
-def is_missing(error: ClientError) -> bool:
-    """Whether an object (not its bucket) does not exist."""
-    return status_of(error) == 404 and code_of(error) not in ("NoSuchBucket", "NoSuchUpload")
-
-
-def is_taken(error: ClientError) -> bool:
-    """Whether a conditional write or read found the object in another state than the condition says."""
-    return status_of(error) == 412 or code_of(error) == "PreconditionFailed"
-
-
-def is_gone_upload(error: ClientError) -> bool:
-    """Whether a multipart upload was completed or aborted by somebody else."""
-    return code_of(error) == "NoSuchUpload"
-
-
-def _refusal(error: ClientError, where: str) -> LongStrawError:
-    code, status = code_of(error), status_of(error)
-    shown = f"{where}: {status} {code}" if code != str(status) else f"{where}: {status}"
-    if code == "NoSuchBucket":
-        return SpecError(f"{shown}: there is no such bucket; check the URI and the endpoint, or create the bucket")
-    if code in _WRONG_REGION or status == 301:
-        headers = cast(dict[str, Any], error.response).get("ResponseMetadata", {}).get("HTTPHeaders", {})
-        region = re.sub(r"[^a-z0-9-]", "", str(headers.get("x-amz-bucket-region", "")))
-        advice = f"set AWS_REGION={region}" if region else "set AWS_REGION to the bucket's region"
-        return SpecError(f"{shown}: the bucket is in another region; {advice}")
-    if code in _UNKNOWN_KEY:
-        return SpecError(f"{shown}: the server does not accept these credentials; check AWS_ACCESS_KEY_ID and the rest")
-    if code == "RequestTimeTooSkewed":
-        return SpecError(f"{shown}: this machine's clock differs from the server's; correct it")
-    if status in (401, 403):
-        return SpecError(f"{shown}: not allowed; the credentials need the right to get, put and list below the prefix")
-    if status == 501 or code == "NotImplemented":
-        return SpecError(f"{shown}: the server lacks this; LongStraw needs conditional writes and multipart uploads")
-    if code in _FULL or status == 507:
-        return Retryable(f"{shown}: the server has no space left; free some, then run again")
-    if status == 404:
-        return SpecError(f"{shown}: not found; check the URI and that AWS_ENDPOINT_URL_S3 is an S3 server")
-    if status >= 500 or code in ("SlowDown", "RequestTimeout", "Throttling", "RequestLimitExceeded"):
-        return Retryable(f"{shown}: the server fails or is overloaded; run the same command again")
-    return SpecError(f"{shown}: the server refuses; check the URI, the endpoint and the server's log")
-
-
-def _no_answer(error: Exception, where: str) -> LongStrawError:
-    name = type(error).__name__
-    if isinstance(error, NoCredentialsError | PartialCredentialsError):
-        return SpecError(f"{where}: no credentials; set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or use a role")
-    if isinstance(error, SSLError):
-        return SpecError(f"{where}: the server's certificate is not trusted; set AWS_CA_BUNDLE to its authority's file")
-    if isinstance(error, EndpointConnectionError | ConnectTimeoutError):
-        return Retryable(
-            f"{where}: no connection ({name}); check AWS_ENDPOINT_URL_S3, AWS_REGION and the network, then run again"
-        )
-    if isinstance(error, RecursionError):
-        return SpecError(
-            f"{where}: the server redirects to another place; name that one in AWS_ENDPOINT_URL_S3 (https?)"
-        )
-    if isinstance(error, ResponseParserError):
-        return SpecError(f"{where}: the answer is not S3's; check that AWS_ENDPOINT_URL_S3 is an S3 server")
-    return Retryable(f"{where}: {name}: the connection failed; run the same command again")
 
 
 def pages(

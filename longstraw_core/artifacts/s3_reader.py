@@ -10,13 +10,11 @@ from typing import Any, TypeVar
 from botocore.exceptions import BotoCoreError, ClientError  # pyright: ignore[reportMissingTypeStubs]
 from urllib3.exceptions import HTTPError
 
+from longstraw_core.artifacts.s3_answers import code_of, is_missing, is_taken
 from longstraw_core.artifacts.s3_connection import (
     PARALLEL_PARTS,
     TOTAL_ATTEMPTS,
     Connection,
-    code_of,
-    is_missing,
-    is_taken,
     pause,
 )
 from longstraw_core.spec.errors import IntegrityError, Retryable, SpecError

@@ -4,10 +4,8 @@ Layout and rules are those of every store (FORMAT.md). What the server cannot do
 locked, an object appears whole or not at all, and exactly one of several writers creates it.
 """
 
-import base64
 import os
 import re
-import uuid
 from collections.abc import Generator, Iterator
 from contextlib import contextmanager
 from datetime import UTC, datetime, timedelta
@@ -17,7 +15,9 @@ from typing import Any
 from botocore.exceptions import ClientError  # pyright: ignore[reportMissingTypeStubs]
 
 from longstraw_core.artifacts.files import FoundFile, Measured, open_regular_at, reporting
-from longstraw_core.artifacts.s3_connection import Connection, connect, is_missing, is_taken, pages
+from longstraw_core.artifacts.s3_answers import is_missing
+from longstraw_core.artifacts.s3_conditions import base64_of, check_conditions, put_if, put_once
+from longstraw_core.artifacts.s3_connection import Connection, connect, pages
 from longstraw_core.artifacts.s3_reader import S3Reader
 from longstraw_core.artifacts.s3_writer import (
     BytesSource,
@@ -27,7 +27,6 @@ from longstraw_core.artifacts.s3_writer import (
     UploadGone,
     abort_upload,
     make_plan,
-    put_once,
     put_parts,
 )
 from longstraw_core.artifacts.store import (
@@ -152,6 +151,11 @@ class S3Store(Store):
                 Prefix=self._root + prefix,
             ):
                 for item in page.get("Contents", []):
+                    if not {"Key", "Size", "LastModified"} <= item.keys():
+                        raise SpecError(
+                            f"{self._connection.shown} lists objects without name, size or time, as no S3 server does; "
+                            "check AWS_ENDPOINT_URL_S3"
+                        )
                     name = str(item["Key"]).removeprefix(self._root)
                     if item["Size"] == 0 and (not name or name.endswith("/")):
                         continue  # a console's marker of an empty folder
@@ -208,7 +212,7 @@ class S3Store(Store):
         if expected is None:
             moved = put_once(self._connection, key, content, MEDIA_TYPE_JSON)
         else:
-            moved = self._put_if(key, content, expected.version)
+            moved = put_if(self._connection, key, content, expected.version)
         if moved:
             return True
         # the answer to an attempt that succeeded may have been lost, and boto3 asked again
@@ -255,7 +259,7 @@ class S3Store(Store):
         if head is None:
             return False
         stated = head.get("ChecksumSHA256")
-        whole = _base64_of(plan.measured.digest)
+        whole = base64_of(bytes.fromhex(plan.measured.digest.removeprefix("sha256:")))
         if head["ContentLength"] == plan.measured.size and stated in (plan.checksum, whole):
             return True
         try:
@@ -287,65 +291,7 @@ class S3Store(Store):
             raise SpecError(f"object name refused: {error}") from error
 
     def _check_conditions(self) -> None:
-        """Refuse a server that ignores `If-None-Match` or `If-Match`: two writers would both believe that they won.
-
-        Asked once per opened store, of an object that is deleted again.
-        """
-        if self._conditions_checked:
-            return
-        key = f"{self._root}staging/{uuid.uuid4().hex}"
-        try:
-            # the answer to an attempt that succeeded may have been lost, and boto3 asked again: then the bytes decide
-            first = put_once(self._connection, key, b"first", "text/plain") or self._is(key, b"first")
-            if put_once(self._connection, key, b"other", "text/plain") or not first:
-                raise self._unconditional("If-None-Match: *", "nothing would be safe from being overwritten")
-            replaced = self._put_if(key, b"second", self._etag(key)) or self._is(key, b"second")
-            if not replaced:
-                raise self._unconditional("If-Match", "a policy could never be moved", "does not know")
-            if self._put_if(key, b"third", '"00000000000000000000000000000000"'):
-                raise self._unconditional("If-Match", "two runs could move a policy from the same checkpoint")
-        finally:
-            with self._connection.reporting(f"opening store {self._uri}"):
-                self._connection.client.delete_object(Bucket=self._connection.bucket, Key=key)
-        self._conditions_checked = True
-
-    def _unconditional(self, condition: str, consequence: str, fault: str = "ignores") -> SpecError:
-        return SpecError(
-            f"store {self._uri}: {self._connection.shown} {fault} '{condition}', so {consequence}; use a server with "
-            "conditional writes"
-        )
-
-    def _etag(self, key: str) -> str:
-        with self._connection.reporting(f"opening store {self._uri}"):
-            return str(self._connection.client.head_object(Bucket=self._connection.bucket, Key=key)["ETag"])
-
-    def _is(self, key: str, content: bytes) -> bool:
-        try:
-            with self.open_object(key.removeprefix(self._root)) as opened:
-                return opened.stream.read() == content
-        except FileNotFoundError:
-            return False
-
-    def _put_if(self, key: str, content: bytes, version: str) -> bool:
-        """Replace an object if its ETag is still `version`; False when the server says that it is not."""
-        try:
-            self._connection.sent(
-                f"replacing {key}",
-                lambda: self._connection.client.put_object(
-                    Bucket=self._connection.bucket,
-                    Key=key,
-                    Body=content,
-                    ContentType=MEDIA_TYPE_JSON,
-                    ChecksumSHA256=_base64_of(sha256_digest(content)),
-                    IfMatch=version,
-                ),
-            )
-        except ClientError as error:
-            if is_taken(error) or is_missing(error):
-                return False
-            raise self._connection.typed(error, f"replacing {key}") from error
-        return True
-
-
-def _base64_of(digest: str) -> str:
-    return base64.b64encode(bytes.fromhex(digest.removeprefix("sha256:"))).decode("ascii")
+        """Once per opened store, before the first write that needs them."""
+        if not self._conditions_checked:
+            check_conditions(self._connection, self._root, self._uri)
+            self._conditions_checked = True

@@ -1,6 +1,5 @@
 """Uploads one blob to S3: checked by the server with SHA-256, created only once, continued where a kill left it."""
 
-import base64
 import hashlib
 import os
 from collections.abc import Sequence
@@ -12,7 +11,9 @@ from typing import Any, Protocol
 from botocore.exceptions import ClientError  # pyright: ignore[reportMissingTypeStubs]
 
 from longstraw_core.artifacts.files import CHUNK_BYTES, Measured
-from longstraw_core.artifacts.s3_connection import Connection, is_gone_upload, is_taken, pages
+from longstraw_core.artifacts.s3_answers import is_gone_upload, is_taken
+from longstraw_core.artifacts.s3_conditions import base64_of
+from longstraw_core.artifacts.s3_connection import Connection, pages
 from longstraw_core.spec.errors import IntegrityError, Retryable, SpecError
 
 SMALL_PART_BYTES = 16 << 20
@@ -80,8 +81,8 @@ class Plan:
     def checksum(self) -> str:
         """The SHA-256 as S3 states it for the finished object: of the whole, or composite with the number of parts."""
         if len(self.parts) == 1:
-            return _base64(self.parts[0])
-        return f"{_base64(hashlib.sha256(b''.join(self.parts)).digest())}-{len(self.parts)}"
+            return base64_of(self.parts[0])
+        return f"{base64_of(hashlib.sha256(b''.join(self.parts)).digest())}-{len(self.parts)}"
 
 
 def part_size(size: int) -> int:
@@ -117,29 +118,6 @@ def make_plan(source: Source) -> Plan:
     if size != source.size:
         raise _changed(source)
     return Plan(Measured(size=size, digest="sha256:" + whole.hexdigest()), part_bytes, tuple(parts))
-
-
-def put_once(connection: Connection, key: str, content: bytes, media_type: str, sha256: bytes | None = None) -> bool:
-    """Create an object in one request; False when one of this name exists already. `sha256`: raw, where known."""
-    checksum = _base64(sha256 or hashlib.sha256(content).digest())
-
-    def request() -> dict[str, Any]:
-        return connection.client.put_object(
-            Bucket=connection.bucket,
-            Key=key,
-            Body=content,
-            ContentType=media_type,
-            ChecksumSHA256=checksum,
-            IfNoneMatch="*",
-        )
-
-    try:
-        connection.sent(f"storing {key}", request)
-    except ClientError as error:
-        if is_taken(error):
-            return False
-        raise connection.typed(error, f"storing {key}") from error
-    return True
 
 
 def put_parts(connection: Connection, key: str, source: Source, plan: Plan, media_type: str) -> bool:
@@ -198,13 +176,13 @@ def _send_parts(
                 UploadId=upload,
                 PartNumber=number,
                 Body=content,
-                ChecksumSHA256=_base64(planned),
+                ChecksumSHA256=base64_of(planned),
             )
 
         try:
             content = source.read_at((number - 1) * plan.part_bytes, plan.part_bytes)
             answer = connection.sent(f"storing part {number} of {key}", lambda: request(content))
-            if answer.get("ChecksumSHA256") == _base64(planned):
+            if answer.get("ChecksumSHA256") == base64_of(planned):
                 connection.compares.set()
             else:
                 check(content)
@@ -235,7 +213,7 @@ def _send_parts(
 
 def _complete(connection: Connection, key: str, upload: str, plan: Plan, etags: dict[int, str]) -> bool:
     parts = [
-        {"PartNumber": number, "ETag": etags[number], "ChecksumSHA256": _base64(digest)}
+        {"PartNumber": number, "ETag": etags[number], "ChecksumSHA256": base64_of(digest)}
         for number, digest in enumerate(plan.parts, start=1)
     ]
     identity = {"Bucket": connection.bucket, "Key": key, "UploadId": upload}
@@ -317,7 +295,7 @@ def _holds_part(part: dict[str, Any], number: int, source: Source, plan: Plan) -
         return False
     stated = part.get("ChecksumSHA256")
     if stated:
-        return stated == _base64(plan.parts[number - 1])
+        return stated == base64_of(plan.parts[number - 1])
     digest = hashlib.md5(usedforsecurity=False)
     for start in range(offset, offset + part["Size"], CHUNK_BYTES):
         digest.update(source.read_at(start, min(CHUNK_BYTES, offset + part["Size"] - start)))
@@ -327,7 +305,3 @@ def _holds_part(part: dict[str, Any], number: int, source: Source, plan: Plan) -
 def _changed(source: Source) -> Retryable:
     shown = source.path if isinstance(source, FileSource) else "the content"
     return Retryable(f"{shown} changed while it was stored; run again when nothing writes to it")
-
-
-def _base64(digest: bytes) -> str:
-    return base64.b64encode(digest).decode("ascii")

@@ -418,6 +418,8 @@ def test_a_body_without_a_stated_length_is_read_or_refused_in_words(
         assert store.get_bytes(Descriptor(uri="runs/x", digest=digest, size=size, media_type=BYTES)) == b"content"
         with pytest.raises(SpecError, match="ignores ranges"):
             store.get_bytes(Descriptor(uri="runs/whole", digest=digest, size=size, media_type=BYTES))
+        with pytest.raises(SpecError, match="lists objects without name, size or time"):
+            store.list_names("")
         server.shutdown()
 
 

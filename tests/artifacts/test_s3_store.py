@@ -422,6 +422,6 @@ def test_a_server_whose_conditions_hold_passes_the_probe_and_lets_one_of_two_win
 def test_a_server_that_ignores_conditions_is_refused(
     server: S3Server, prefix: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("longstraw_core.artifacts.s3_store.put_once", lambda *_: True)
+    monkeypatch.setattr("longstraw_core.artifacts.s3_conditions.put_once", lambda *_: True)
     with pytest.raises(SpecError, match="ignores 'If-None-Match"):
         open_store(f"s3://artifacts/{prefix}", create=True)

@@ -193,7 +193,7 @@ def test_a_store_must_enforce_conditional_writes(
     assert findings(spec)["store"]["status"] == "ok"
     listed = seaweedfs_server.client().list_objects_v2(Bucket="artifacts", Prefix="doctor/")
     assert "Contents" not in listed  # nothing stays behind
-    monkeypatch.setattr("longstraw_core.artifacts.s3_store.put_once", lambda *_: True)  # a server that ignores it
+    monkeypatch.setattr("longstraw_core.artifacts.s3_conditions.put_once", lambda *_: True)  # a server that ignores it
     assert "If-None-Match" in findings(spec)["store"]["found"]
     monkeypatch.setenv("AWS_ENDPOINT_URL_S3", "http://127.0.0.1:9")
     monkeypatch.setenv("AWS_MAX_ATTEMPTS", "1")
