@@ -33,6 +33,13 @@ POD_FAULTS = {
 """What happens to a pod, and with which status the launcher ends when nothing else happens."""
 LAUNCHER_FAULTS = ("launcher killed", "launcher terminated", "API server unreachable")
 FAULTS = (*POD_FAULTS, *LAUNCHER_FAULTS)
+FROM_THE_START = ("never schedulable", "quota")
+"""Faults of the cluster that are there before the launch."""
+PAIRS = [
+    *itertools.combinations(FAULTS, 2),
+    # a pod's fault that comes when the launcher is no longer there, or cut off
+    *itertools.product(LAUNCHER_FAULTS, [fault for fault in POD_FAULTS if fault not in FROM_THE_START]),
+]
 
 
 @dataclass
@@ -44,13 +51,15 @@ class Scene:
     launched: LauncherProcess
     statuses: set[int] = field(default_factory=set)
     """Statuses that the launcher may end with."""
+    pods_hit: int = 0
+    """Pods to which something was done."""
 
     def happen(self, fault: str) -> None:
         kubelet = self.cluster.kubelet
         if fault == "launcher killed":
             self.launched.process.send_signal(signal.SIGKILL)
             self.launched.process.wait()
-            self.statuses = {-signal.SIGKILL, *self.statuses}
+            self.statuses.add(-signal.SIGKILL)
         elif fault == "launcher terminated":
             self.launched.process.send_signal(signal.SIGTERM)
             self.statuses.add(143)
@@ -58,10 +67,12 @@ class Scene:
             self.cluster.proxy.refuse()
             self.statuses.add(RETRYABLE)
         else:
-            self.statuses.add(POD_FAULTS[fault])
+            if self.statuses != {-signal.SIGKILL}:  # a launcher that was killed ends in no other way
+                self.statuses.add(POD_FAULTS[fault])
             for pod in kubelet.pods(self.plan.name)[-1:]:
                 with contextlib.suppress(LookupError):  # the fault before has taken the pod away already
                     self._to_pod(fault, pod)
+                    self.pods_hit += fault not in FROM_THE_START
 
     def _to_pod(self, fault: str, pod: dict) -> None:
         kubelet = self.cluster.kubelet
@@ -77,7 +88,7 @@ class Scene:
 
 @pytest.mark.parametrize(
     "faults",
-    [(fault,) for fault in FAULTS] + list(itertools.combinations(FAULTS, 2)),
+    [(fault,) for fault in FAULTS] + PAIRS,
     ids=lambda faults: " and ".join(faults),
 )
 def test_no_node_stays_held(
@@ -97,6 +108,8 @@ def test_no_node_stays_held(
     scene = Scene(cluster, plan, launched)
     for fault in faults:
         scene.happen(fault)
+        if fault == faults[0] and fault in POD_FAULTS and fault not in FROM_THE_START:
+            assert scene.pods_hit == 1
     status = launched.wait()
     assert status in scene.statuses, launched.lines
 
@@ -112,7 +125,8 @@ def test_no_node_stays_held(
 
 
 def test_the_faults_are_the_ones_that_were_asked_for() -> None:
-    assert len(list(itertools.combinations(FAULTS, 2))) == 36
+    assert len({frozenset(pair) for pair in PAIRS}) == 36
+    assert len(set(PAIRS)) == len(PAIRS) == 36 + 3 * 4
 
 
 def test_an_unreachable_server_leaves_the_workers_to_the_heartbeat(
