@@ -6,14 +6,14 @@ from typing import Any
 
 import torch
 from peft import PeftModel
-from transformers import AutoConfig, AutoModelForCausalLM
+from transformers import AutoConfig, GenerationConfig
 
 from longstraw_core.mixers.exchange.rank_group import ALONE, RankGroup
 from longstraw_core.mixers.families import bind_family
-from longstraw_core.spec.errors import IntegrityError, SpecError
+from longstraw_core.spec.errors import IntegrityError, LongStrawError, SpecError
 from longstraw_core.spec.positions import YarnScaling, allowed_positions
 from longstraw_core.spec.transaction import LoraSpec, ModelSpec
-from longstraw_core.training.expert_weights import load_held_weights
+from longstraw_core.training.base_weights import load_weights
 from longstraw_core.training.lora import load_adapter
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
@@ -35,6 +35,9 @@ def load_base_model(
 ) -> Any:
     """Load a Hugging Face snapshot (safetensors only) in evaluation mode, frozen.
 
+    Args:
+        experts: the ranks that share the experts; only this rank's are loaded.
+
     Raises:
         SpecError: no snapshot, or a model of another family.
         IntegrityError: a tensor is missing or has another shape than the configuration says.
@@ -52,36 +55,17 @@ def load_base_model(
         raise SpecError(f"model.snapshot: {snapshot_dir} is quantised; use the snapshot in bfloat16 or float32")
     if model_spec.rope_scaling is not None:
         _scale_positions(config.get_text_config(), model_spec.rope_scaling)
-    if experts.size > 1 and getattr(config, "n_routed_experts", 0):
-        held = load_held_weights(
-            snapshot_dir, config, dtype=DTYPES[model_spec.dtype], device=device, experts=experts
-        ).eval()
-        bind_family(held, page_tokens=1)
-        return held
     try:
-        loaded: Any = AutoModelForCausalLM.from_pretrained(
-            snapshot_dir,
-            config=config,
-            dtype=DTYPES[model_spec.dtype],
-            use_safetensors=True,
-            local_files_only=True,
-            ignore_mismatched_sizes=True,
-            output_loading_info=True,
-        )
+        model = load_weights(snapshot_dir, config, dtype=DTYPES[model_spec.dtype], device=device, experts=experts)
+    except LongStrawError:
+        raise
     except Exception as error:  # a configuration of odd values makes the constructors of transformers raise anything
         raise IntegrityError(f"model.snapshot: {snapshot_dir} cannot be loaded: {_first_line(error)}") from error
-    model, report = loaded
-    for name in sorted(report["missing_keys"]):
-        raise IntegrityError(f"model.snapshot: {snapshot_dir} lacks tensor {name}")
-    for mismatch in sorted(report["mismatched_keys"]):
-        raise IntegrityError(
-            f"model.snapshot: tensor {mismatch[0]} in {snapshot_dir} has shape {tuple(mismatch[1])}, "
-            f"its config.json says {tuple(mismatch[2])}"
-        )
-    model.requires_grad_(False)
+    if (snapshot_dir / "generation_config.json").is_file():
+        model.generation_config = GenerationConfig.from_pretrained(snapshot_dir, local_files_only=True)
     model.eval()
     bind_family(model, page_tokens=1)
-    return model.to(device)
+    return model
 
 
 def load_policy_model(
