@@ -6,6 +6,7 @@ import torch
 from torch.utils.checkpoint import checkpoint
 
 from longstraw_core.mixers.family import Family, Layer
+from longstraw_core.mixers.layer_weights import WeightsOnUse
 from longstraw_core.mixers.segment import Segment
 from longstraw_core.resident.layer_state import LayerState, Produced
 from longstraw_core.resident.prefix_state import PrefixState
@@ -22,6 +23,7 @@ def run_layers(
     last_layer_state_only: bool,
     checkpoint_layers: bool = False,
     on_produced: OnProduced | None = None,
+    weights: WeightsOnUse | None = None,
 ) -> torch.Tensor | None:
     """Feed a segment through all layers.
 
@@ -33,6 +35,7 @@ def run_layers(
         last_layer_state_only: nothing reads the last layer's output (capture, sweep), so leave it out.
         checkpoint_layers: with autograd, keep only each layer's input and recompute the layer in its backward.
         on_produced: called with (layer, produced state tensors) as soon as a layer is done.
+        weights: what makes a layer's weights whole while it is used, where they are not always whole.
 
     Returns:
         Hidden states before the final norm [T, H], or None with `last_layer_state_only`.
@@ -41,6 +44,8 @@ def run_layers(
     last = len(family.layers) - 1
     for index, layer in enumerate(family.layers):
         state_only = last_layer_state_only and index == last
+        if weights is not None:
+            weights.use(index)
         if checkpoint_layers and torch.is_grad_enabled():
             # no dropout anywhere: the recomputation needs no random state
             out_TH, produced = checkpoint(
@@ -55,6 +60,8 @@ def run_layers(
             )
         else:
             out_TH, produced = _run_layer(layer, x_TH, segment, state.layers[index], state_only)
+        if weights is not None:
+            weights.use_in_backward(index, (out_TH, *produced))
         if on_produced is not None:
             on_produced(index, produced)
         if out_TH is None:

@@ -17,6 +17,7 @@ from longstraw_core.mixers.exchange.rank_group import ALONE, RankGroup
 from longstraw_core.mixers.exchange.traffic import TrafficMeter
 from longstraw_core.mixers.families import bind_family
 from longstraw_core.mixers.family import Layer, StateBytes
+from longstraw_core.mixers.layer_weights import weights_on_use
 from longstraw_core.resident.files import read_manifest
 from longstraw_core.resident.identity import PrefixIdentity
 from longstraw_core.resident.layer_state import LayerState, Produced
@@ -111,6 +112,9 @@ class Policy:
             experts=experts,
         )
         self._exchange = Exchange(context, self._family.traffic, len(self._family.layers))
+        self._weights = weights_on_use(base)
+        if self._weights is not None:
+            self._weights.count_with(self._family.traffic)
         if not isinstance(self._family.head, torch.nn.Linear) or self._family.head.weight.requires_grad:
             raise SpecError("the language-model head cannot be trained: remove lm_head from lora.targets")
         if isinstance(self._family.embedding, torch.nn.Embedding) and self._family.embedding.weight.requires_grad:
@@ -183,6 +187,7 @@ class Policy:
                         state,
                         last_layer_state_only=True,
                         on_produced=store,
+                        weights=self._weights,
                     )
                     state.chunk_starts.append(start)
                     if progress is not None:
@@ -260,6 +265,7 @@ class Policy:
                 state,
                 last_layer_state_only=False,
                 checkpoint_layers=self._layout.checkpoint_layers,
+                weights=self._weights,
             )
             hidden_RH = self._family.final_norm(x_RH)
             logprobs_R, entropy_R = token_logprobs(
@@ -314,6 +320,7 @@ class Policy:
                 last_layer_state_only=True,
                 checkpoint_layers=self._layout.checkpoint_layers,
                 on_produced=collect,
+                weights=self._weights,
             )
         if outputs:
             torch.autograd.backward(outputs, gradients)

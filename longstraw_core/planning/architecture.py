@@ -174,6 +174,26 @@ class Layer:
         """All projections that LoRA may adapt, routed experts apart."""
         return (*self.mixer.linears, *self.network.linears)
 
+    @property
+    def choosing_parameters(self) -> int:
+        """Weights of router, indexer and convolution."""
+        total = self.mixer.channels * self.mixer.kernel if isinstance(self.mixer, GatedDelta) else 0
+        if isinstance(self.mixer, LatentAttention):
+            total += sum(linear.parameters for linear in self.mixer.indexer)
+        if isinstance(self.network, Experts):
+            total += self.network.experts * self.network.hidden
+        return total
+
+    @property
+    def dense_parameters(self) -> int:
+        """Weights but those of routed experts; norms and other vectors are left out."""
+        return sum(linear.parameters for linear in self.linears) + self.choosing_parameters
+
+    @property
+    def expert_parameters(self) -> int:
+        """Weights of routed experts."""
+        return self.network.expert_parameters if isinstance(self.network, Experts) else 0
+
 
 @dataclass(frozen=True)
 class Architecture:
@@ -189,21 +209,17 @@ class Architecture:
     @property
     def dense_parameters(self) -> int:
         """Weights that every rank holds: all but the routed experts; norms and other vectors are left out."""
-        total = self.hidden * self.vocabulary * (1 if self.tied else 2)
-        for layer in self.layers:
-            total += sum(linear.parameters for linear in layer.linears)
-            if isinstance(layer.mixer, GatedDelta):
-                total += layer.mixer.channels * layer.mixer.kernel
-            if isinstance(layer.mixer, LatentAttention):
-                total += sum(linear.parameters for linear in layer.mixer.indexer)
-            if isinstance(layer.network, Experts):
-                total += layer.network.experts * self.hidden
-        return total
+        return self.embedding_parameters + sum(layer.dense_parameters for layer in self.layers)
+
+    @property
+    def embedding_parameters(self) -> int:
+        """Weights of embedding and head."""
+        return self.hidden * self.vocabulary * (1 if self.tied else 2)
 
     @property
     def expert_parameters(self) -> int:
         """Weights of routed experts, which expert parallelism divides."""
-        return sum(layer.network.expert_parameters for layer in self.layers if isinstance(layer.network, Experts))
+        return sum(layer.expert_parameters for layer in self.layers)
 
     @property
     def parameters(self) -> int:

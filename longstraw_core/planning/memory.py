@@ -23,6 +23,7 @@ from longstraw_core.spec.transaction import LayoutSpec
 FP32 = 4
 DELTA_CHUNK = 64
 """Tokens per chunk of the delta rule."""
+NF4_BYTES = 0.5 + FP32 / 64
 OPTIMIZER_BYTES = 16
 """Per trained parameter: fp32 weight, gradient and AdamW's two moments."""
 HEAD_TILE_TOKENS, HEAD_TILE_VOCABULARY = 512, 16384
@@ -48,6 +49,44 @@ def adapter_parameters(architecture: Architecture, targets: Collection[str], ran
             if "experts.down_proj" in targets:
                 total += network.experts * rank * (network.intermediate + network.hidden)
     return total
+
+
+@dataclass(frozen=True)
+class Weights:
+    """Bytes of the frozen weights on one rank."""
+
+    kept: float
+    """All the time."""
+    on_use: float
+    """Of the largest layer, while it is whole; 0 when all layers are whole all the time."""
+    sent: tuple[float, ...]
+    """What a rank sends to make each layer whole."""
+
+
+def base_weights(architecture: Architecture, ranks: Ranks, *, element: int, sharded: bool, quantised: bool) -> Weights:
+    """Return where the frozen weights are.
+
+    Args:
+        architecture: The model.
+        ranks: Context ranks keep a share each of every layer when `sharded`, but for experts that are divided already.
+        element: Bytes per element of the model's data type.
+        sharded: Whether layers are gathered on use.
+        quantised: Whether they are in NF4: four bits, and an fp32 scale for every 64.
+    """
+    shares = ranks.context if sharded else 1
+    form = NF4_BYTES if quantised else float(element)
+    kept, largest = float(element * architecture.embedding_parameters), 0.0
+    sent = []
+    for layer in architecture.layers:
+        experts = layer.expert_parameters / ranks.expert
+        own = experts if ranks.expert > 1 else 0.0  # this rank's alone
+        whole = layer.choosing_parameters if quantised else 0
+        shared = layer.dense_parameters - whole + experts - own
+        kept += whole * element + shared * form / shares + own * form
+        on_use = shared + own if quantised else shared
+        largest = max(largest, element * on_use)
+        sent.append(shared * form / shares * (shares - 1))
+    return Weights(kept, largest if shares > 1 or quantised else 0.0, tuple(sent))
 
 
 @dataclass(frozen=True)

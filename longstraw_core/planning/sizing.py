@@ -14,6 +14,7 @@ from longstraw_core.planning.memory import (
     StateBytes,
     activation_peak,
     adapter_parameters,
+    base_weights,
     resident_state,
 )
 from longstraw_core.planning.work import Work, transaction_work
@@ -59,6 +60,7 @@ class RankMemory:
     """Bytes of one rank."""
 
     weights: float
+    """Of the largest layer too, where layers are whole on use only."""
     adapter: float
     """fp32 weights, gradients and AdamW moments of the adapter."""
     state: float
@@ -110,6 +112,14 @@ def make_plan(
     trained = adapter_parameters(architecture, targets, spec.lora.rank)
     response = spec.sampling.max_response_tokens
 
+    weights = base_weights(
+        architecture,
+        ranks,
+        element=element,
+        sharded=layout.base_weights == "sharded",
+        quantised=spec.model.quantization == "nf4",
+    )
+
     def state_of(tokens: int) -> StateBytes:
         return resident_state(architecture, layout, gradient, element, tokens)
 
@@ -129,7 +139,7 @@ def make_plan(
     def memory_of(tokens: int) -> RankMemory:
         state = state_of(tokens).total / ranks.context
         return RankMemory(
-            weights=element * (architecture.dense_parameters + architecture.expert_parameters / ranks.expert),
+            weights=weights.kept + weights.on_use,
             adapter=float(OPTIMIZER_BYTES * trained),
             state=state,
             activations=activations_of(tokens).peak,
@@ -161,6 +171,7 @@ def make_plan(
             prompt_tokens=prompt_tokens,
             response_tokens=response,
             group=spec.sampling.group_size,
+            weights_sent=weights.sent,
         ),
         longest_prompt_tokens=None if device is None else _longest(fits),
         fits=None if device is None else fits(prompt_tokens),

@@ -6,7 +6,7 @@ that of attention 2.5 times (five products instead of two).
 Traffic: bytes that one rank sends, per layer and segment of n tokens, with every token owned by one of CP ranks.
 """
 
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 from longstraw_core.planning.architecture import (
@@ -180,8 +180,13 @@ def transaction_work(
     prompt_tokens: int,
     response_tokens: int,
     group: int,
+    weights_sent: Sequence[float] = (),
 ) -> Work:
-    """Return the work of one prompt's group: capture once, replay every response, sweep the prompt in mode `exact`."""
+    """Return the work of one prompt's group: capture once, replay every response, sweep the prompt in mode `exact`.
+
+    `weights_sent` is what a rank sends to make each layer whole: once in a pass, twice in one with a backward but for
+    the last layer, which is still there.
+    """
     again = 1.0 if checkpoint_layers else 0.0
     head = 2.0 * architecture.hidden * architecture.vocabulary
     captured = max(prompt_tokens - 1, 0)
@@ -215,5 +220,10 @@ def transaction_work(
             sweep_sent += chunks * ((1 + again) * forward + backward)
         forward, backward = layer_traffic(layer, response_tokens, prompt_tokens, ranks, element)
         replay_sent += group * ((1 + again) * forward + backward)
+    once = sum(weights_sent)
+    twice = 2 * once - weights_sent[-1] if weights_sent else 0.0
+    capture_sent, replay_sent = capture_sent + chunks * once, replay_sent + group * twice
+    if gradient == "exact":
+        sweep_sent += chunks * twice
     replay += group * response_tokens * 3 * head  # logits, logits again in backward, gradient of the hidden state
     return Work(capture, replay, sweep, capture_sent, replay_sent, sweep_sent)

@@ -1,6 +1,7 @@
 """What a captured prompt state belongs to: it may be used with exactly this model, adapter, prompt and mode."""
 
 from collections.abc import Sequence
+from typing import Literal
 
 from longstraw_core.spec.canonical import canonical_json, sha256_digest
 from longstraw_core.spec.model import Sha256, StrictModel
@@ -22,6 +23,8 @@ class PrefixIdentity(StrictModel):
     """Whether this is the state of the reference policy."""
     rope_scaling: YarnScaling | None = None
     """The positions its keys were rotated by; None for the model's own."""
+    quantization: Literal["nf4"] | None = None
+    """How the base model's weights were kept when it was captured."""
 
 
 def prompt_token_digest(token_ids: Sequence[int]) -> str:

@@ -13,6 +13,8 @@ from longstraw_core.spec.receipts import GradientMode
 Family = Literal["qwen3_5_text", "glm_moe_dsa"]
 Policy = Literal["fail", "drop", "keep"]
 """What happens to the rows that have a certain problem."""
+BaseWeights = Literal["replicated", "sharded"]
+"""Where the frozen matrices of decoder layers are."""
 SelectionRecord = Literal["cut", "positions"]
 """What capture keeps of the tokens that sparse attention selected."""
 TargetPreset = Literal["attention", "attention+mlp", "all"]
@@ -32,6 +34,10 @@ class ModelSpec(StrictModel):
     """Expected digest of the snapshot's tree manifest; checked before anything is loaded."""
     family: Family
     dtype: Literal["float32", "bfloat16"] = "bfloat16"
+    quantization: Literal["nf4"] | None = None
+    """How capture_prefix, old_logprobs and train keep the decoder layers' frozen matrices: `nf4` in four bits, by
+    bitsandbytes, computing in `dtype`. The sampler keeps `dtype`. Routers, indexers, embedding and head stay as they
+    are."""
     rope_scaling: YarnScaling | None = None
     """More positions than the model was trained for, for sampler and trainer alike; None changes nothing."""
 
@@ -228,6 +234,9 @@ class LayoutSpec(StrictModel):
     """Ranks that capture_prefix, old_logprobs and train run on; every token belongs to one of them."""
     expert_parallel: Annotated[int, Field(strict=True, ge=1, le=4096)] = 1
     """Ranks that share one set of experts; they are the same ranks."""
+    base_weights: BaseWeights = "replicated"
+    """Where the decoder layers' frozen matrices are: whole on every context-parallel rank, or an equal share on each,
+    gathered layer by layer on use. Routed experts are divided by `expert_parallel` when that is above 1."""
     rank_timeout_seconds: PositiveCount = 40
     """How long a rank waits for the others in one exchange before the stage is ended."""
     prompt_chunk_tokens: PositiveCount = 2048

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 from longstraw_core.spec import Prompt
 from longstraw_core.spec.positions import YarnScaling
@@ -26,6 +26,7 @@ class PolicyInputs:
     snapshot_digest: str
     adapter_digest: str
     rope_scaling: YarnScaling | None
+    quantization: Literal["nf4"] | None
 
     def identity(self, prompt: Prompt, *, reference: bool) -> "PrefixIdentity":
         """Everything that must agree before a stored prefix of `prompt` may be used."""
@@ -39,13 +40,14 @@ class PolicyInputs:
             gradient=self.policy.gradient,
             reference=reference,
             rope_scaling=self.rope_scaling,
+            quantization=self.quantization,
         )
 
 
 def open_policy(context: StageContext) -> PolicyInputs:
     """Verify and load snapshot and adapter, and build the policy."""
     from longstraw_core.engine.policy import Policy
-    from longstraw_core.training.model import load_policy_model
+    from longstraw_core.training.model import keeping, load_policy_model
 
     ranks = context.ranks
     prompts = context.read_records("audit_data", "prompts", Prompt)
@@ -54,7 +56,12 @@ def open_policy(context: StageContext) -> PolicyInputs:
     snapshot = context.model_snapshot()
     with context.phase("load model"):
         model = load_policy_model(
-            snapshot, adapter, context.spec.model, device=str(ranks.device), experts=ranks.experts
+            snapshot,
+            adapter,
+            context.spec.model,
+            device=str(ranks.device),
+            experts=ranks.experts,
+            kept=keeping(context.spec.model, context.spec.layout, ranks.context),
         )
         policy = Policy(
             model,
@@ -70,6 +77,7 @@ def open_policy(context: StageContext) -> PolicyInputs:
         snapshot_digest=context.snapshot_descriptor.digest,
         adapter_digest=adapter_descriptor.digest,
         rope_scaling=context.spec.model.rope_scaling,
+        quantization=context.spec.model.quantization,
     )
 
 

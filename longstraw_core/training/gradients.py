@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import get_args
+from typing import Literal, get_args
 
 import torch
 from safetensors.torch import save_file
@@ -22,7 +22,7 @@ from longstraw_core.spec.records import ResponseLogprobs, Rollout, Score, Scored
 from longstraw_core.spec.transaction import Family, LayoutSpec, ModelSpec, ObjectiveSpec, OptimizerSpec
 from longstraw_core.training.expert_tensors import whole_tensors
 from longstraw_core.training.lora import expert_count
-from longstraw_core.training.model import load_policy_model
+from longstraw_core.training.model import keeping, load_policy_model
 from longstraw_core.training.optimizer_choice import make_optimizer
 from longstraw_core.training.phases import PhaseClock, peak_memory_bytes
 from longstraw_core.training.process_groups import Ranks
@@ -56,6 +56,7 @@ class GradientsRequest(StrictModel):
     source: str
     gradient: GradientMode
     dtype: str
+    quantization: Literal["nf4"] | None = None
     layout: LayoutSpec
     out: str
     """Safetensors file for rank 0 to write."""
@@ -79,7 +80,13 @@ def gradients_on_rank(request: bytes, ranks: Ranks) -> bytes:
     asked = GradientsRequest.model_validate_json(request)
     batch = parse_gradient_batch(asked.batch.encode(), asked.source)
     policy = open_policy(
-        Path(asked.model), Path(asked.adapter), asked.layout, gradient=asked.gradient, dtype=asked.dtype, ranks=ranks
+        Path(asked.model),
+        Path(asked.adapter),
+        asked.layout,
+        gradient=asked.gradient,
+        dtype=asked.dtype,
+        quantization=asked.quantization,
+        ranks=ranks,
     )
     admit_batch(policy, batch, asked.source)
     result = group_gradients(policy, batch, ranks)
@@ -103,12 +110,14 @@ def open_policy(
     *,
     gradient: GradientMode,
     dtype: str,
+    quantization: Literal["nf4"] | None = None,
     ranks: Ranks | None = None,
 ) -> Policy:
     """Load a snapshot, whose family its configuration names, and its adapter.
 
     Args:
         dtype: `float32`, `bfloat16`, or `auto` for what the configuration says.
+        quantization: how the layers' frozen matrices are kept.
 
     Raises:
         SpecError: any fault of the two directories: this command's files are its arguments, so a damaged or
@@ -116,8 +125,14 @@ def open_policy(
     """
     ranks = ranks or Ranks.alone()
     try:
+        spec = _model_spec(model, dtype).model_copy(update={"quantization": quantization})
         loaded = load_policy_model(
-            model, adapter, _model_spec(model, dtype), device=str(ranks.device), experts=ranks.experts
+            model,
+            adapter,
+            spec,
+            device=str(ranks.device),
+            experts=ranks.experts,
+            kept=keeping(spec, layout, ranks.context),
         )
         return Policy(loaded, layout, gradient=gradient, context=ranks.context, experts=ranks.experts)
     except IntegrityError as error:

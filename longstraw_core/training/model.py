@@ -12,8 +12,8 @@ from longstraw_core.mixers.exchange.rank_group import ALONE, RankGroup
 from longstraw_core.mixers.families import bind_family
 from longstraw_core.spec.errors import IntegrityError, LongStrawError, SpecError
 from longstraw_core.spec.positions import YarnScaling, allowed_positions
-from longstraw_core.spec.transaction import LoraSpec, ModelSpec
-from longstraw_core.training.base_weights import load_weights
+from longstraw_core.spec.transaction import LayoutSpec, LoraSpec, ModelSpec
+from longstraw_core.training.base_weights import Keeping, load_weights
 from longstraw_core.training.lora import load_adapter
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
@@ -30,16 +30,30 @@ def use_deterministic_arithmetic() -> None:
     torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
 
 
+def keeping(model_spec: ModelSpec, layout: LayoutSpec, context: RankGroup) -> Keeping | None:
+    """Return how the ranks of an engine keep frozen weights, None for weights that are whole on every rank."""
+    nf4 = model_spec.quantization == "nf4"
+    sharded = layout.base_weights == "sharded" and context.size > 1
+    return Keeping(context if sharded else ALONE, nf4) if sharded or nf4 else None
+
+
 def load_base_model(
-    snapshot_dir: Path, model_spec: ModelSpec, *, device: str = "cpu", experts: RankGroup = ALONE
+    snapshot_dir: Path,
+    model_spec: ModelSpec,
+    *,
+    device: str = "cpu",
+    experts: RankGroup = ALONE,
+    kept: Keeping | None = None,
 ) -> Any:
     """Load a Hugging Face snapshot (safetensors only) in evaluation mode, frozen.
 
     Args:
         experts: the ranks that share the experts; only this rank's are loaded.
+        kept: how the layers' matrices are kept; None loads them whole, whatever `model_spec` says. Only the engine can
+            use a model of which they are not whole.
 
     Raises:
-        SpecError: no snapshot, or a model of another family.
+        SpecError: no snapshot, a model of another family, or NF4 is not possible here.
         IntegrityError: a tensor is missing or has another shape than the configuration says.
     """
     use_deterministic_arithmetic()
@@ -56,7 +70,9 @@ def load_base_model(
     if model_spec.rope_scaling is not None:
         _scale_positions(config.get_text_config(), model_spec.rope_scaling)
     try:
-        model = load_weights(snapshot_dir, config, dtype=DTYPES[model_spec.dtype], device=device, experts=experts)
+        model = load_weights(
+            snapshot_dir, config, dtype=DTYPES[model_spec.dtype], device=device, experts=experts, keeping=kept
+        )
     except LongStrawError:
         raise
     except Exception as error:  # a configuration of odd values makes the constructors of transformers raise anything
@@ -76,17 +92,18 @@ def load_policy_model(
     lora: LoraSpec | None = None,
     device: str = "cpu",
     experts: RankGroup = ALONE,
+    kept: Keeping | None = None,
 ) -> PeftModel:
     """Load the base model and a stored adapter.
 
     Args:
-        experts: the ranks that share the experts; only this rank's are loaded.
+        experts, kept: as `load_base_model`.
         lora: when given, the adapter must have this rank, alpha and these targets.
 
     Raises:
         SpecError, IntegrityError: as `load_base_model` and `longstraw_core.training.lora.load_adapter`.
     """
-    base = load_base_model(snapshot_dir, model_spec, device=device, experts=experts)
+    base = load_base_model(snapshot_dir, model_spec, device=device, experts=experts, kept=kept)
     return load_adapter(base, adapter_dir, expected=lora, held=experts)
 
 

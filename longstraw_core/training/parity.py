@@ -11,8 +11,9 @@ from typing import Any
 import torch
 
 from longstraw_core.engine.policy import Policy
+from longstraw_core.mixers.layer_weights import share_loaded_layers
 from longstraw_core.spec.receipts import GradientMode
-from longstraw_core.spec.transaction import LayoutSpec, OptimizerSpec, TargetPreset
+from longstraw_core.spec.transaction import BaseWeights, LayoutSpec, OptimizerSpec, TargetPreset
 from longstraw_core.training.conventional import (
     ConventionalBatch,
     ConventionalGradients,
@@ -51,6 +52,7 @@ class ParityCase:
     targets: TargetPreset = "all"
     context_parallel: int = 1
     expert_parallel: int = 1
+    base_weights: BaseWeights = "replicated"
 
 
 @dataclass(frozen=True)
@@ -190,6 +192,8 @@ def engine_gradients(
         page_tokens=case.page_tokens,
         checkpoint_layers=case.checkpoint_layers,
     )
+    if case.base_weights == "sharded" and ranks.size > 1:
+        share_loaded_layers(model.get_base_model(), ranks.context, experts_divided=ranks.expert_size > 1)
     policy = Policy(model, layout, gradient=case.gradient, context=ranks.context, experts=ranks.experts)
     optimizer = make_optimizer(model, OptimizerSpec(max_gradient_norm=None), ranks)  # sums over ranks; never steps
     optimizer.clear_gradients()

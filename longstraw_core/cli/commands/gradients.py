@@ -2,7 +2,7 @@
 
 import tempfile
 from pathlib import Path
-from typing import get_args
+from typing import Literal, get_args
 
 import click
 
@@ -19,7 +19,7 @@ from longstraw_core.spec import SpecError, canonical_json
 from longstraw_core.spec.gradient_batch import parse_gradient_batch
 from longstraw_core.spec.model import MAX_JSON_INTEGER
 from longstraw_core.spec.receipts import GradientMode
-from longstraw_core.spec.transaction import LayoutSpec
+from longstraw_core.spec.transaction import BaseWeights, LayoutSpec
 
 EXAMPLE = (
     "Example: longstraw gradients --model examples/recall/tiny-model --adapter adapter --batch batch.json "
@@ -49,6 +49,14 @@ EXAMPLE = (
     show_default=True,
     help="Type of the frozen weights; auto is what the snapshot says. Gradients are float32 always.",
 )
+@click.option(
+    "--base-weights",
+    type=click.Choice(get_args(BaseWeights)),
+    default="replicated",
+    show_default=True,
+    help="Frozen layers whole on every rank, or gathered on use.",
+)
+@click.option("--quantization", type=click.Choice(["nf4"]), help="Keep the frozen layers in four bits (bitsandbytes).")
 @click.option("--checkpoint-layers", is_flag=True, help="Recompute each layer in its backward: less memory, more time.")
 @output_option
 @reports_errors
@@ -62,6 +70,8 @@ def gradients_command(
     cp: int,
     ep: int,
     dtype: str,
+    base_weights: BaseWeights,
+    quantization: Literal["nf4"] | None,
     checkpoint_layers: bool,
     output: OutputFormat,
 ) -> None:
@@ -97,7 +107,10 @@ def gradients_command(
             source=str(batch),
             gradient=gradient,
             dtype=dtype,
-            layout=LayoutSpec(prompt_chunk_tokens=chunk, checkpoint_layers=checkpoint_layers),
+            quantization=quantization,
+            layout=LayoutSpec(
+                prompt_chunk_tokens=chunk, checkpoint_layers=checkpoint_layers, base_weights=base_weights
+            ),
             out=str(written),
         )
         answer = run_function(

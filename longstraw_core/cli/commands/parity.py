@@ -13,7 +13,7 @@ from longstraw_core.cli.output import OutputFormat, console, make_table, print_j
 from longstraw_core.spec import NumericError, SpecError
 from longstraw_core.spec.model import MAX_JSON_INTEGER
 from longstraw_core.spec.receipts import GradientMode
-from longstraw_core.spec.transaction import Family, TargetPreset
+from longstraw_core.spec.transaction import BaseWeights, Family, TargetPreset
 
 EXAMPLE = "Example: longstraw parity --family qwen3_5_text --gradient exact --prompt 127 --layers 4 --chunk 50"
 
@@ -39,6 +39,13 @@ EXAMPLE = "Example: longstraw parity --family qwen3_5_text --gradient exact --pr
 @click.option("--checkpoint-layers", is_flag=True, help="Recompute each layer in its backward.")
 @click.option("--cp", type=click.IntRange(min=1), default=1, show_default=True, help="Context-parallel ranks.")
 @click.option("--ep", type=click.IntRange(min=1), default=1, show_default=True, help="Expert-parallel ranks.")
+@click.option(
+    "--base-weights",
+    type=click.Choice(get_args(BaseWeights)),
+    default="replicated",
+    show_default=True,
+    help="Frozen layers whole on every rank, or gathered on use.",
+)
 @click.option("--device", default="cpu", show_default=True, help="cpu or cuda.")
 @output_option
 @reports_errors
@@ -57,6 +64,7 @@ def parity_command(
     checkpoint_layers: bool,
     cp: int,
     ep: int,
+    base_weights: BaseWeights,
     device: str,
     output: OutputFormat,
 ) -> None:
@@ -88,6 +96,7 @@ def parity_command(
         targets=targets,
         context_parallel=cp,
         expert_parallel=ep,
+        base_weights=base_weights,
     )
     request = json.dumps(dataclasses.asdict(case)).encode()
     with tempfile.TemporaryDirectory(prefix="longstraw-") as scratch:
@@ -109,6 +118,7 @@ def parity_command(
                 "seed": seed,
                 "context_parallel": cp,
                 "expert_parallel": ep,
+                "base_weights": base_weights,
                 "passed": report.passed,
                 "cosine": report.whole.cosine,
                 "relative_l2": _finite(report.whole.relative_l2),

@@ -47,6 +47,16 @@ class Exchange:
             gathered = torch.cat([part[:count] for part, count in zip(parts, counts, strict=True)])
         return _from_bytes(gathered, x)
 
+    def gather_into(self, out: torch.Tensor, share: torch.Tensor, what: str) -> None:
+        """Fill flat `out` with the equal flat shares of all ranks, in rank order."""
+        if self.alone:
+            out.copy_(share)
+            return
+        torch.distributed.all_gather_into_tensor(
+            out.view(torch.uint8), share.view(torch.uint8), group=self.group.process_group
+        )
+        self._meter.add(self._layer, what, (self.group.size - 1) * share.nbytes)
+
     def exchange_rows(self, x: torch.Tensor, send: Sequence[int], receive: Sequence[int], what: str) -> torch.Tensor:
         """Send consecutive runs of `send[rank]` rows to the ranks; return the received ones in rank order."""
         if self.alone:

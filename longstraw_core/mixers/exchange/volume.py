@@ -165,3 +165,12 @@ def largest_share(segment: SegmentOwnership) -> SegmentOwnership:
 def total(volumes: Sequence[Volume]) -> Volume:
     """Sum of several layers."""
     return Volume(sum(volume.forward for volume in volumes), sum(volume.backward for volume in volumes))
+
+
+def gathered_weights(share_bytes: int, ranks: int) -> int:
+    """Bytes that a rank sends when a layer whose weights are shared becomes whole: its share, to every other rank.
+
+    A layer becomes whole when it is used and another one was used before. A pass without a backward uses every layer
+    once; one with a backward uses them again in reverse order, so that the last one is there already.
+    """
+    return share_bytes * (ranks - 1)
