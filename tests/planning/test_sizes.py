@@ -3,13 +3,21 @@
 import json
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
 from longstraw_core.engine.policy import Policy
+from longstraw_core.mixers.exchange.rank_group import RankGroup
+from longstraw_core.mixers.layer_weights import share_loaded_layers, weights_on_use
 from longstraw_core.planning.architecture import Architecture, GatedDelta, LatentAttention, read_architecture
-from longstraw_core.planning.memory import DELTA_CHUNK, Ranks, adapter_parameters, resident_state
+from longstraw_core.planning.memory import (
+    DELTA_CHUNK,
+    Ranks,
+    adapter_parameters,
+    base_weights,
+    resident_state,
+)
 from longstraw_core.planning.work import (
     context_operations,
     layer_traffic,
@@ -63,6 +71,45 @@ def test_weights_are_those_of_the_model_but_for_vectors(family: str) -> None:
         parameter.numel() for name, parameter in model.named_parameters() if "lora_" not in name and parameter.dim() > 1
     )
     assert architecture.parameters == matrices
+
+
+@pytest.mark.parametrize("ranks", [1, 4])
+@pytest.mark.parametrize("family", ["qwen3_5_text", "glm_moe_dsa"])
+def test_weights_on_use_are_those_that_a_rank_keeps(family: str, ranks: int) -> None:
+    model, architecture = small(family)
+    base = model.get_base_model()
+    whole = sum(
+        parameter.nbytes for name, parameter in base.named_parameters() if "lora_" not in name and parameter.dim() > 1
+    )
+    planned = base_weights(architecture, Ranks(ranks, 1), element=4, sharded=False, quantised=False)
+    assert (planned.kept, planned.on_use, sum(planned.sent)) == (whole, 0.0, 0.0)
+    # nothing is exchanged with the others of this group
+    share_loaded_layers(base, RankGroup(0, ranks, cast(Any, object())), experts_divided=False)
+    on_use = weights_on_use(base)
+    assert on_use is not None
+    outside = sum(parameter.nbytes for parameter in {base.lm_head.weight, base.model.embed_tokens.weight})
+    planned = base_weights(architecture, Ranks(ranks, 1), element=4, sharded=True, quantised=False)
+    assert planned.kept - outside == pytest.approx(on_use.kept_bytes, rel=0.02)
+    assert planned.on_use == (0.0 if ranks == 1 else pytest.approx(max(planned.sent) * ranks / (ranks - 1)))
+    assert sum(planned.sent) == pytest.approx((ranks - 1) * on_use.kept_bytes, rel=0.02)
+
+
+def test_the_large_hybrid_fits_in_shares_and_in_four_bits() -> None:
+    hybrid, ranks = large("qwen3.6-27b"), Ranks(8, 1)
+    outside = 2 * hybrid.embedding_parameters
+    layers = 2 * hybrid.parameters - outside
+    shared = base_weights(hybrid, ranks, element=2, sharded=True, quantised=False)
+    assert shared.kept == pytest.approx(outside + layers / 8)
+    assert shared.on_use == pytest.approx(layers / 64, rel=0.1)
+    four_bits = base_weights(hybrid, ranks, element=2, sharded=False, quantised=True)
+    assert four_bits.kept == pytest.approx(outside + layers * 4.5 / 16, rel=0.001)
+    both = base_weights(hybrid, ranks, element=2, sharded=True, quantised=True)
+    assert both.kept == pytest.approx(outside + layers * 4.5 / 16 / 8, rel=0.005)
+    mixture = large("glm-5.2")
+    divided = base_weights(mixture, Ranks(32, 32), element=2, sharded=True, quantised=False)
+    dense = mixture.dense_parameters - mixture.embedding_parameters
+    expected = 2 * (mixture.embedding_parameters + dense / 32 + mixture.expert_parameters / 32)
+    assert divided.kept == pytest.approx(expected)
 
 
 @pytest.mark.parametrize("targets", ["attention", "attention+mlp", "all"])
