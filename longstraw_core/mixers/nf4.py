@@ -47,7 +47,8 @@ class Nf4Share:
         state = self._functional.QuantState(
             absmax=scales, shape=flat.shape, code=self._code, blocksize=ALIGNMENT, quant_type="nf4", dtype=flat.dtype
         )
-        self._functional.dequantize_4bit(packed.view(-1, 1), state, out=flat)
+        # not into `flat` at once: bitsandbytes has no such kernel for a CPU
+        flat.copy_(self._functional.dequantize_4bit(packed.view(-1, 1), state).view(-1))
 
 
 def _functional() -> Any:

@@ -58,7 +58,7 @@ class Weights:
     kept: float
     """All the time."""
     on_use: float
-    """Of the largest layer, while it is whole; 0 when all layers are whole all the time."""
+    """Of the largest layer while it is whole, twice while NF4 is decoded; 0 when all layers are whole all the time."""
     sent: tuple[float, ...]
     """What a rank sends to make each layer whole."""
 
@@ -84,7 +84,7 @@ def base_weights(architecture: Architecture, ranks: Ranks, *, element: int, shar
         shared = layer.dense_parameters - whole + experts - own
         kept += whole * element + shared * form / shares + own * form
         on_use = shared + own if quantised else shared
-        largest = max(largest, element * on_use)
+        largest = max(largest, element * on_use * (2 if quantised else 1))
         sent.append(shared * form / shares * (shares - 1))
     return Weights(kept, largest if shares > 1 or quantised else 0.0, tuple(sent))
 
