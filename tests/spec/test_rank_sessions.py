@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from longstraw_core.spec import NumericError, sha256_digest
+from longstraw_core.spec import NumericError, StageFailed, sha256_digest
 from longstraw_core.spec.rank_sessions import (
     PROJECTION_SIZE,
     GradientWitness,
@@ -66,3 +66,44 @@ def test_ranks_that_hold_the_same_experts_must_agree_on_them(when: str) -> None:
 def test_gradients_that_should_be_equal_must_be(changed: dict[str, Any], other: int) -> None:
     with pytest.raises(NumericError, match=rf"gate_up_proj.lora_A differs between rank 3 and rank {other}"):
         check_agreement(of_four(lambda last: last.model_copy(update=changed)))
+
+
+def placed(last: RankSession, **fields: Any) -> RankSession:
+    return last.model_copy(update={"observed": last.observed.model_copy(update=fields)})
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        (lambda last: last.model_copy(update={"rank": 2}), r"ranks \[0, 1, 2, 2\] reported, expected 0 to 3"),
+        (lambda last: placed(last, device="cuda:1"), "rank 3 was planned on here cpu, it ran as rank 3 on here cuda:1"),
+        (lambda last: placed(last, host="there"), "rank 3 was planned on here cpu, it ran as rank 3 on there cpu"),
+        (
+            lambda last: last.model_copy(update={"phases": ("load", "replay", "replay")}),
+            "rank 3 went through load → replay → replay, rank 0 through load → replay",
+        ),
+    ],
+)
+def test_ranks_elsewhere_doubled_or_on_another_way_fail_the_stage(
+    change: Callable[[RankSession], RankSession], words: str
+) -> None:
+    with pytest.raises(StageFailed, match=words):
+        check_agreement(of_four(change))
+
+
+def test_two_ranks_on_one_accelerator_fail_the_stage() -> None:
+    record = of_four()
+    shared = tuple(placed(last, accelerator=f"GPU-{max(last.rank, 1)}") for last in record.sessions)
+    with pytest.raises(StageFailed, match="ranks 0 and 1 share accelerator GPU-1"):
+        check_agreement(record.model_copy(update={"sessions": shared}))
+
+
+@pytest.mark.parametrize("when", ["before", "after"])
+@pytest.mark.parametrize("what", ["adapter", "optimizer"])
+def test_states_that_all_ranks_have_must_be_equal(what: str, when: str) -> None:
+    def change(last: RankSession) -> RankSession:
+        other = getattr(last, when).model_copy(update={what: sha256_digest(b"other")})
+        return last.model_copy(update={when: other})
+
+    with pytest.raises(NumericError, match=rf"{what} {when} the step .* on rank 3 and .* on rank 0"):
+        check_agreement(of_four(change))

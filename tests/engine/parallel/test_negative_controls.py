@@ -101,6 +101,14 @@ def _local_log_sum_exp_of_rows() -> Fault:
     return patch.object(latent_routes, "attend_selected_gradient", local)
 
 
+def _rows_masked_by_local_index() -> Fault:
+    """A query that sees all rows up to its own counts them by its place among this rank's own tokens."""
+    rows = latent_routes.SelectedRows
+    return patch.object(
+        latent_routes, "SelectedRows", lambda *given, first_query, **named: rows(*given, first_query=0, **named)
+    )
+
+
 def _unsummed_expert_tokens() -> Fault:
     """Results of experts on other ranks are lost."""
     from longstraw_core.mixers import routed_experts
@@ -129,6 +137,7 @@ GLM: dict[str, Callable[[], Fault]] = {
     "none": contextlib.nullcontext,
     "unsummed dQ": _unsummed_query_gradients,
     "local log-sum-exp": _local_log_sum_exp_of_rows,
+    "mask by local index": _rows_masked_by_local_index,
     "dropped page sink": lambda: _zero_gradients(LatentState),
     "lost expert results": _unsummed_expert_tokens,
 }
@@ -136,7 +145,9 @@ GLM: dict[str, Callable[[], Fault]] = {
 
 def _case(family: str, fault: str) -> Case:
     name = f"{family}, {fault}".replace(" ", "-")
-    return Case(name, 101, (17, 5), 40, "exact", 2, "queries", experts=2 if family == "glm" else 1)
+    # rows that visit queries are masked by position; where queries visit rows, each brings a list of its own
+    travels = "keys" if (family, fault) == ("glm", "mask by local index") else "queries"
+    return Case(name, 101, (17, 5), 40, "exact", 2, travels, experts=2 if family == "glm" else 1)
 
 
 def _run(rank: int, folder: str) -> None:
