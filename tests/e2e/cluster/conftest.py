@@ -47,3 +47,12 @@ def site(tmp_path_factory: pytest.TempPathFactory, untrained_snapshot: Path) -> 
 @pytest.fixture
 def driver(site: Site, tmp_path: Path) -> ClusterDriver:
     return ClusterDriver(site.teams["search"], site.lock, tmp_path)
+
+
+@pytest.fixture
+def tools(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A directory that is the whole PATH, for stand-ins of command-line tools."""
+    directory = tmp_path / "bin"
+    directory.mkdir()
+    monkeypatch.setenv("PATH", str(directory))
+    return directory
