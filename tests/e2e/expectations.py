@@ -15,7 +15,7 @@ from botocore.exceptions import ClientError
 ROOT = Path(__file__).resolve().parents[2]
 COMMAND = (sys.executable, "-m", "longstraw_core.cli")
 STAGES = 9
-LONG, SHORT = 1800.0, 900.0
+LONG, SHORT = 1800.0, 1200.0
 
 
 class Run(Protocol):

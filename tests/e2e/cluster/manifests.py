@@ -227,7 +227,8 @@ def specification(team: Team, name: str, *, nodes: int = 1) -> dict[str, Any]:
             "accelerator": ACCELERATOR,
             "volumes": [{"claim": DATA_CLAIM, "mount_path": POD_DATA}],
             "retries": {"count": 2, "backoff_seconds": 1},
-            "control": small,
+            # so that an image that cannot be pulled ends the run within three attempts of four minutes
+            "control": {**small, "timeout_minutes": 4},
             "trainer": {**small, "accelerators": 1},
             "sampler": {**small, "accelerators": 1},
         },
