@@ -37,7 +37,11 @@ def test_a_transaction_whose_stages_run_on_two_one_and_two_ranks_equals_one_proc
     one_prompt: dict[str, Any], tmp_path: Any
 ) -> None:
     alone = run_transaction(make_spec(one_prompt))["train"].receipt.predicate
-    spec = make_spec(one_prompt | {"storage": {"uri": (tmp_path / "other").as_uri()}}, "layout.context_parallel=2")
+    spec = make_spec(
+        one_prompt | {"storage": {"uri": (tmp_path / "other").as_uri()}},
+        "layout.context_parallel=2",
+        "layout.base_weights=sharded",
+    )
     prepare(spec)
     captured = run(spec, "capture_prefix", ranks=2)
     logprobs = run(spec, "old_logprobs", ranks=1)
