@@ -12,7 +12,7 @@ import peft.utils.transformers_weight_conversion as peft_conversion
 import torch
 from peft import LoraConfig, PeftModel, get_peft_model
 from safetensors import SafetensorError, safe_open
-from safetensors.torch import load_file, save_file
+from safetensors.torch import save_file
 from torch import nn
 
 from longstraw_core.mixers.exchange.expert_shard import is_expert_parameter, shard_of_lora
@@ -320,16 +320,23 @@ def load_adapter_tensors(model: PeftModel, directory: Path, *, experts: RankGrou
         needed = _stored_shape(name, parameter, experts)
         if shapes[name] != needed:
             raise SpecError(f"{path}: tensor {name} has shape {shapes[name]}, this model needs {needed}")
-    stored = load_file(path)
     for name in parameters:
-        if stored[name].dtype not in _WEIGHT_DTYPES:
-            raise SpecError(f"{path}: tensor {name} is stored as {stored[name].dtype}, weights must be floating point")
-        if not torch.isfinite(stored[name]).all():
+        tensor = _tensor(path, name)
+        if tensor.dtype not in _WEIGHT_DTYPES:
+            raise SpecError(f"{path}: tensor {name} is stored as {tensor.dtype}, weights must be floating point")
+        if not torch.isfinite(tensor).all():
             raise IntegrityError(f"{path}: tensor {name} contains values that are not finite")
     with torch.no_grad():
         for name, parameter in parameters.items():
+            tensor = _tensor(path, name)
             sharded = experts.size > 1 and is_expert_parameter(name)
-            parameter.copy_(shard_of_lora(name, stored[name], count, experts) if sharded else stored[name])
+            parameter.copy_(shard_of_lora(name, tensor, count, experts) if sharded else tensor)
+
+
+def _tensor(path: Path, name: str) -> torch.Tensor:
+    """Read one tensor: a rank that holds a part of the experts' adapters never has all of them in memory."""
+    with safe_open(path, framework="pt") as file:
+        return file.get_tensor(name)
 
 
 def _stored_shape(name: str, parameter: torch.Tensor, experts: RankGroup) -> tuple[int, ...]:

@@ -3,6 +3,7 @@
 import json
 import os
 import shutil
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -241,6 +242,13 @@ def test_a_bad_batch_or_option_is_refused(
     refused(invoke(stored, tmp_path, batch, *given), message, tmp_path)
 
 
+def test_nf4_without_bitsandbytes_is_refused(stored: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "bitsandbytes", None)
+    monkeypatch.delitem(sys.modules, "bitsandbytes.functional", raising=False)
+    result = invoke(stored, tmp_path, batch_fields(), "--quantization", "nf4")
+    refused(result, "nf4 needs the package bitsandbytes", tmp_path)
+
+
 @pytest.mark.usefixtures("no_pages")
 def test_an_output_that_is_no_regular_file_is_refused_and_stays(stored: Path, tmp_path: Path) -> None:
     """As root a rename onto a device node succeeds: `--out /dev/null` would have replaced it for everybody."""
@@ -271,16 +279,24 @@ def test_a_file_that_was_there_stays_when_the_command_fails(stored: Path, tmp_pa
     assert [path.name for path in tmp_path.iterdir() if path.name.endswith(".new")] == []
 
 
-def test_two_ranks_give_the_gradient_of_one(stored: Path, tmp_path: Path) -> None:
+def test_two_ranks_give_the_gradient_of_one_and_with_weights_in_shares_the_same_bits(
+    stored: Path, tmp_path: Path
+) -> None:
     results = {}
-    for ranks in ("1", "2"):
-        folder = tmp_path / ranks
+    for name, options in {
+        "1": ["--cp", "1"],
+        "2": ["--cp", "2"],
+        "s": ["--cp", "2", "--base-weights", "sharded"],
+    }.items():
+        folder = tmp_path / name
         folder.mkdir()
-        result = invoke(stored, folder, batch_fields(), "--cp", ranks, "-o", "json")
+        result = invoke(stored, folder, batch_fields(), *options, "-o", "json")
         assert result.exit_code == 0, result.output
         printed = json.loads(result.stdout.splitlines()[-1])
-        results[ranks] = (printed, load_file(Path(printed["out"])))
+        results[name] = (printed, load_file(Path(printed["out"])))
     (alone, expected), (together, ours) = results["1"], results["2"]
+    assert results["s"][0]["loss"] == together["loss"]
+    assert all(torch.equal(results["s"][1][name], value) for name, value in ours.items())
     assert together["loss"] == pytest.approx(alone["loss"], rel=1e-5)
     assert together["gradient_norm"] == pytest.approx(alone["gradient_norm"], rel=1e-4)
     assert ours.keys() == expected.keys()
