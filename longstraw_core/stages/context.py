@@ -12,7 +12,7 @@ from pydantic import ValidationError
 from longstraw_core.artifacts.external import require_external
 from longstraw_core.artifacts.receipts import find_receipt, read_receipt
 from longstraw_core.artifacts.store import Store
-from longstraw_core.artifacts.trees import materialize_tree
+from longstraw_core.artifacts.trees import first_complaint, materialize_tree
 from longstraw_core.spec import (
     CheckpointManifest,
     Descriptor,
@@ -201,7 +201,8 @@ class StageContext:
             return CheckpointManifest.model_validate_json(content)
         except ValidationError as error:
             raise IntegrityError(
-                f"parent checkpoint {descriptor.digest} is not a checkpoint manifest: {error}"
+                f"parent checkpoint {descriptor.digest} is not a checkpoint manifest: {first_complaint(error)}; "
+                "pass the descriptor that manifest_checkpoint printed"
             ) from error
 
     @property

@@ -5,6 +5,7 @@ log-probabilities) with the facts of every rank beside it as JSON.
 """
 
 import contextlib
+import itertools
 import json
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
@@ -22,6 +23,10 @@ from longstraw_core.mixers.exchange import volume
 from longstraw_core.mixers.exchange.expert_shard import expert_parameters
 from longstraw_core.mixers.exchange.rank_group import ALONE, RankGroup
 from longstraw_core.mixers.exchange.volume import Travels
+from longstraw_core.resident.files import PrefixManifest, write_manifest
+from longstraw_core.resident.identity import PrefixIdentity, prompt_token_digest
+from longstraw_core.spec.canonical import sha256_digest
+from longstraw_core.spec.descriptors import TreeEntry
 from longstraw_core.spec.receipts import GradientMode
 from longstraw_core.spec.transaction import LayoutSpec, SelectionRecord
 from tests.engine.glm_oracle import adapter_off_on_prompt, engine_pinned_to, recorded_choices
@@ -48,6 +53,8 @@ class Case:
     record: SelectionRecord = "cut"
     pinned: bool = False
     """Whether experts and tokens are chosen as in the full sequence."""
+    captured_by: int = 0
+    """Ranks that captured the prompt and stored its state, which this case restores; 0 captures it here."""
 
     @property
     def batch(self) -> Batch:
@@ -75,23 +82,60 @@ def what_travels(travels: Travels | None) -> Iterator[None]:
         yield
 
 
-def engine_gradients(
-    model: PeftModel, case: Case, context: RankGroup, experts: RankGroup = ALONE
-) -> tuple[dict[str, torch.Tensor], list[torch.Tensor], Measured]:
-    """Local gradients of this rank, log-probabilities of all responses, and what was measured."""
+def policy_of(model: PeftModel, case: Case, context: RankGroup, experts: RankGroup = ALONE) -> Policy:
+    """The engine in the layout of a case."""
     layout = LayoutSpec(
         prompt_chunk_tokens=case.chunk,
         page_tokens=case.page,
         checkpoint_layers=case.checkpoint_layers,
         selection_record=case.record,
     )
-    policy = Policy(model, layout, gradient=case.mode, context=context, experts=experts)
+    return Policy(model, layout, gradient=case.mode, context=context, experts=experts)
+
+
+def identity_of(case: Case) -> PrefixIdentity:
+    """What the case's prompt is stored under."""
+    return PrefixIdentity(
+        snapshot_digest=sha256_digest(b"model"),
+        adapter_digest=sha256_digest(b"adapter"),
+        prompt_digest=prompt_token_digest(case.batch.prompt),
+        gradient=case.mode,
+        reference=False,
+    )
+
+
+def store_prompt(model: PeftModel, case: Case, context: RankGroup, directory: Path) -> None:
+    """Capture the prompt on these ranks and store its state: every rank its shards, the first one the manifest."""
+    state = policy_of(model, case, context).capture(case.batch.prompt, adapter=True)
+    shards: list[tuple[TreeEntry, ...]] = [()] * context.size
+    mine = state.save_shards(directory)
+    torch.distributed.all_gather_object(shards, mine, group=context.process_group)
+    if context.rank == 0:
+        manifest = PrefixManifest(
+            identity=identity_of(case),
+            ranks=context.size,
+            prompt_token_ids=tuple(case.batch.prompt),
+            chunk_starts=tuple(state.chunk_starts),
+            shards=tuple(itertools.chain.from_iterable(shards)),
+        )
+        write_manifest(directory, manifest)
+    state.release()
+
+
+def engine_gradients(
+    model: PeftModel, case: Case, context: RankGroup, experts: RankGroup = ALONE, *, stored: Path | None = None
+) -> tuple[dict[str, torch.Tensor], list[torch.Tensor], Measured]:
+    """Local gradients of this rank, log-probabilities of all responses, and what was measured."""
+    policy = policy_of(model, case, context, experts)
     batch = case.batch
     pins = pinned_choices(model, case) if case.pinned else [contextlib.nullcontext] * len(batch.responses)
     model.zero_grad(set_to_none=True)
     with what_travels(case.travels):
         with pins[0]():
-            state = policy.capture(batch.prompt, adapter=policy.captures_with_adapter)
+            if stored is None:
+                state = policy.capture(batch.prompt, adapter=policy.captures_with_adapter)
+            else:
+                state = policy.load_state(stored, identity_of(case))
         resident = policy.pool.used_bytes
         logprobs = []
         for response, advantage, pin in zip(batch.responses, batch.advantages, pins, strict=True):
@@ -144,6 +188,11 @@ def run_cases(rank: int, model: PeftModel, cases: Sequence[Case], folder: str) -
     """Run all cases; where the world holds several groups that are independent, each takes its share of the cases."""
     world = torch.distributed.get_world_size()
     groups = {size: _groups(world, size) for size in (1, 2, 4) if size <= world}
+    for case in cases:
+        if rank < case.captured_by:
+            group = RankGroup.of(groups[case.captured_by][0])
+            store_prompt(model, case, group, Path(folder) / f"{case.name}.state")
+    torch.distributed.barrier()
     for sizes in sorted({(case.ranks, case.experts) for case in cases}):
         context, experts = (RankGroup.of(groups[size][rank // size]) for size in sizes)
         chosen = [case for case in cases if (case.ranks, case.experts) == sizes]
@@ -156,7 +205,8 @@ def run_case(
 ) -> None:
     """Run one case and write its files."""
     try:
-        local, logprobs, measured = engine_gradients(model, case, context, experts)
+        stored = folder / f"{case.name}.state" if case.captured_by else None
+        local, logprobs, measured = engine_gradients(model, case, context, experts, stored=stored)
     except Exception as error:
         raise RuntimeError(f"case {case.name}") from error
     total = summed(local, context, experts)

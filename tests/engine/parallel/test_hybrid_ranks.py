@@ -35,6 +35,21 @@ CASES = [
 ] + [
     Case("recomputed-layers", 60, (7, 2), 25, "exact", 4, checkpoint_layers=True),
 ]
+RESTORED = [
+    Case(
+        f"captured-by-{before},-restored-by-{ranks},-{mode}",
+        128,
+        (17, 1, 3),
+        50,
+        mode,
+        ranks,
+        captured_by=before,
+    )
+    for mode in MODES[:2]
+    for before, ranks in ((4, 2), (2, 4), (4, 1), (1, 4))
+]
+"""127 captured tokens in chunks of 50, 50 and 27: no number of ranks divides them."""
+CASES += RESTORED
 
 
 def _run(rank: int, folder: str) -> None:
