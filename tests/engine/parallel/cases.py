@@ -26,7 +26,6 @@ from longstraw_core.mixers.exchange.volume import Travels
 from longstraw_core.resident.files import PrefixManifest, write_manifest
 from longstraw_core.resident.identity import PrefixIdentity, prompt_token_digest
 from longstraw_core.spec.canonical import sha256_digest
-from longstraw_core.spec.descriptors import TreeEntry
 from longstraw_core.spec.receipts import GradientMode
 from longstraw_core.spec.transaction import LayoutSpec, SelectionRecord
 from tests.engine.glm_oracle import adapter_off_on_prompt, engine_pinned_to, recorded_choices
@@ -107,9 +106,9 @@ def identity_of(case: Case) -> PrefixIdentity:
 def store_prompt(model: PeftModel, case: Case, context: RankGroup, directory: Path) -> None:
     """Capture the prompt on these ranks and store its state: every rank its shards, the first one the manifest."""
     state = policy_of(model, case, context).capture(case.batch.prompt, adapter=True)
-    shards: list[tuple[TreeEntry, ...]] = [()] * context.size
-    mine = state.save_shards(directory)
-    torch.distributed.all_gather_object(shards, mine, group=context.process_group)
+    shards = [state.save_shards(directory)] * context.size
+    if context.size > 1:
+        torch.distributed.all_gather_object(shards, shards[0], group=context.process_group)
     if context.rank == 0:
         manifest = PrefixManifest(
             identity=identity_of(case),
