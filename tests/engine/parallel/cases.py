@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
+from typing import cast
 from unittest.mock import patch
 
 import torch
@@ -179,14 +180,16 @@ def summed(local: dict[str, torch.Tensor], context: RankGroup, experts: RankGrou
     return local
 
 
-def _groups(world: int, size: int) -> list[torch.distributed.ProcessGroup]:
-    return [torch.distributed.new_group(list(range(first, first + size))) for first in range(0, world, size)]
+def groups_of(world: int, size: int) -> list[torch.distributed.ProcessGroup]:
+    """All groups of consecutive ranks; every rank makes all of them, and takes part in one."""
+    made = [torch.distributed.new_group(list(range(first, first + size))) for first in range(0, world, size)]
+    return cast("list[torch.distributed.ProcessGroup]", made)
 
 
 def run_cases(rank: int, model: PeftModel, cases: Sequence[Case], folder: str) -> None:
     """Run all cases; where the world holds several groups that are independent, each takes its share of the cases."""
     world = torch.distributed.get_world_size()
-    groups = {size: _groups(world, size) for size in (1, 2, 4) if size <= world}
+    groups = {size: groups_of(world, size) for size in (1, 2, 4) if size <= world}
     for case in cases:
         if rank < case.captured_by:
             group = RankGroup.of(groups[case.captured_by][0])

@@ -6,7 +6,6 @@ from pathlib import Path
 
 import pytest
 import torch
-import torch.distributed
 from peft import PeftModel
 from safetensors.torch import load_file, save_file
 
@@ -19,7 +18,7 @@ from longstraw_core.training.update import UpdateGroup, accumulate_gradients
 from tests.engine import glm_oracle, oracle
 from tests.engine.groups import records, scored_group
 from tests.engine.oracle import Batch, full_logprobs, gradients, random_batch, worst_relative_error
-from tests.engine.parallel.cases import summed
+from tests.engine.parallel.cases import groups_of, summed
 from tests.ranks import run_on_ranks
 
 RANKS = 4
@@ -65,7 +64,7 @@ def accumulated(
 
 
 def _run(rank: int, folder: str) -> None:
-    everyone = RankGroup.of(torch.distributed.new_group(list(range(RANKS))))
+    everyone = RankGroup.of(groups_of(RANKS, RANKS)[0])
     for family, build in FAMILIES.items():
         model, experts = build(), everyone if family == "glm" else ALONE
         policy = Policy(model, LAYOUT, gradient="exact", context=everyone, experts=experts)

@@ -31,13 +31,15 @@ EXPERTS = {2: (2, 1), 4: (4, 2)}
 CASES = [
     Case(
         f"{shape}, {mode}, {ranks} ranks, {travels} travel".replace(" ", "-"),
-        *sizes,
+        prompt,
+        responses,
+        chunk,
         mode,
         ranks,
         travels,
         experts=EXPERTS[ranks][travels == "keys"],
     )
-    for shape, sizes in SHAPES.items()
+    for shape, (prompt, responses, chunk) in SHAPES.items()
     for mode in (MODES if shape in IN_EVERY_MODE else MODES[:1])
     for ranks in (2, 4)
     for travels in ("queries", "keys")

@@ -27,8 +27,16 @@ SHAPES = {
 MODES = ("exact", "stopgrad", "response_adapter")
 IN_EVERY_MODE = ("sizes that divide nothing",)
 CASES = [
-    Case(f"{shape}, {mode}, {ranks} ranks, {travels} travel".replace(" ", "-"), *sizes, mode, ranks, travels)
-    for shape, sizes in SHAPES.items()
+    Case(
+        f"{shape}, {mode}, {ranks} ranks, {travels} travel".replace(" ", "-"),
+        prompt,
+        responses,
+        chunk,
+        mode,
+        ranks,
+        travels,
+    )
+    for shape, (prompt, responses, chunk) in SHAPES.items()
     for mode in (MODES if shape in IN_EVERY_MODE else MODES[:1])
     for ranks in (2, 4)
     for travels in ("queries", "keys")
