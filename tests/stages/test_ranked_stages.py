@@ -1,12 +1,16 @@
 """Stages on ranks: what they publish, another number of ranks in every stage, and nothing published on failure."""
 
+from pathlib import Path
 from typing import Any
 
 import pytest
+from click.testing import CliRunner
 
 from longstraw_core.artifacts import find_receipt, open_store, read_manifest, verify_store
-from longstraw_core.spec import SpecError
+from longstraw_core.cli.main import main
+from longstraw_core.spec import SpecError, TransactionSpec, canonical_json
 from longstraw_core.spec.rank_sessions import RankSessions, check_agreement
+from longstraw_core.stages.execute import StageOutcome
 from tests.stages.scripted import (
     BEFORE_SAMPLE,
     group_rollouts,
@@ -33,6 +37,15 @@ def prepare(spec: Any) -> None:
     run(spec, "score_rewards")
 
 
+def command(spec: TransactionSpec, directory: Path, stage: str, *options: str) -> StageOutcome:
+    """Run a stage as a user does, and return what it left."""
+    written = directory / "transaction.yaml"
+    written.write_bytes(canonical_json(spec))
+    result = CliRunner().invoke(main, ["stage", stage, str(written), "-o", "json", *options])
+    assert result.exit_code == 0, result.output
+    return run(spec, stage)
+
+
 def test_a_transaction_whose_stages_run_on_two_one_and_two_ranks_equals_one_process(
     one_prompt: dict[str, Any], tmp_path: Any
 ) -> None:
@@ -43,8 +56,8 @@ def test_a_transaction_whose_stages_run_on_two_one_and_two_ranks_equals_one_proc
         "layout.base_weights=sharded",
     )
     prepare(spec)
-    captured = run(spec, "capture_prefix", ranks=2)
-    logprobs = run(spec, "old_logprobs", ranks=1)
+    captured = run(spec, "capture_prefix")
+    logprobs = command(spec, tmp_path, "old_logprobs", "--nproc", "1")
     trained = run(spec, "train")
     run(spec, "manifest_checkpoint")
     validated = run(spec, "validate_run")
