@@ -133,6 +133,12 @@ def push(image: str, repository: str, tag: str, *, insecure: bool) -> str:
     return f"{repository}@{digest}"
 
 
+def stored_bytes(reference: str, *, insecure: bool) -> int:
+    """Return the size of an image's layers in the registry, compressed as they lie there."""
+    manifest = json.loads(run("skopeo", "inspect", tls_option(insecure), "--raw", f"docker://{reference}"))
+    return sum(layer["size"] for layer in manifest["layers"])
+
+
 def store_bill(store: str, reference: str, bill: str) -> str:
     """Keep an image's bill of materials in an artifact store under the image's digest; return its address.
 
@@ -186,10 +192,9 @@ def main() -> None:
         lock[role] = reference
         write_whole(options.lock, json.dumps(lock, indent=2, sort_keys=True) + "\n")
         run("buildah", "rmi", image)  # the registry has it; here it would only fill the disk
-        print(
-            json.dumps({"role": role, "image": reference, "sbom": stored, "revision": source.revision}),
-            flush=True,
-        )
+        size = stored_bytes(reference, insecure=options.insecure_registry)
+        figures = {"role": role, "image": reference, "bytes": size, "sbom": stored, "revision": source.revision}
+        print(json.dumps(figures), flush=True)
 
 
 if __name__ == "__main__":

@@ -67,6 +67,16 @@ def test_the_lock_names_what_the_registry_answers(
     ]
 
 
+def test_the_size_is_that_of_the_layers_in_the_registry(
+    build: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    fake(tmp_path, "skopeo", json.dumps({"config": {"size": 7}, "layers": [{"size": 100}, {"size": 23}]}))
+    assert build.stored_bytes(REFERENCE, insecure=True) == 123
+    (asked,) = calls(tmp_path)
+    assert asked[:-1] == ["skopeo", "inspect", "--tls-verify=false", "--raw", f"docker://{REFERENCE}"]
+
+
 def test_a_bill_of_materials_lies_under_the_digest_of_its_image_and_is_no_garbage(
     build: ModuleType, tmp_path: Path
 ) -> None:
