@@ -1,5 +1,6 @@
 """The image build without an engine: which locks go where, what the lock names, where bills of materials lie."""
 
+import importlib
 import json
 import sys
 from pathlib import Path
@@ -22,9 +23,7 @@ def build(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
     monkeypatch.syspath_prepend(str(IMAGES))
     for name in ("build", "bill_of_materials"):
         monkeypatch.delitem(sys.modules, name, raising=False)
-    import build
-
-    return build
+    return importlib.import_module("build")
 
 
 @pytest.mark.parametrize("variant", ["cpu", "cuda"])
@@ -113,8 +112,7 @@ def test_a_file_becomes_a_pin_with_its_hash(
     name: str, pin: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.syspath_prepend(str(IMAGES))
-    import hash_pins
-
+    hash_pins = importlib.import_module("hash_pins")
     (tmp_path / name).write_bytes(b"abc")
     of_abc = "ba7816bf8f01cfea414140de5dae2223b00361a396177a9cb410ff61f20015ad"
     assert hash_pins.lock_line(tmp_path / name) == f"{pin} \\\n    --hash=sha256:{of_abc}\n"
