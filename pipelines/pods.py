@@ -10,8 +10,7 @@ from longstraw_core.cluster.placement import Placement
 from longstraw_core.spec.cluster import CERTIFICATES, SCRATCH, SHARED_MEMORY, ClusterSpec, PodResources
 from longstraw_core.spec.images import ROLES, ImageRole
 from longstraw_core.stages.catalogue import stage_entry
-from longstraw_core.stages.launcher import WORKER_IMAGE_VARIABLE
-from longstraw_core.stages.source import IMAGE_VARIABLE
+from longstraw_core.stages.source import IMAGE_VARIABLE, WORKER_IMAGE_VARIABLE
 
 LAUNCHER_MARGIN_SECONDS = 900
 SECRET_KEYS = {name: name for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY")}

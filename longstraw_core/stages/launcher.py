@@ -19,13 +19,12 @@ from longstraw_core.stages.catalogue import stage_entry
 from longstraw_core.stages.events import EventLog
 from longstraw_core.stages.execute import StageOutcome, StageRequest, finished_stage
 from longstraw_core.stages.node_spread import processes_per_node
+from longstraw_core.stages.source import WORKER_IMAGE_VARIABLE
 from longstraw_core.stages.work_request import WorkRequest, store_request
 
 NAMESPACE_FILE = Path("/var/run/secrets/kubernetes.io/serviceaccount/namespace")
 POD_NAME_VARIABLE, POD_UID_VARIABLE = "KFP_POD_NAME", "KFP_POD_UID"
 """KFP sets both in every task's container."""
-WORKER_IMAGE_VARIABLE = "LONGSTRAW_WORKER_IMAGE"
-"""Set by compilation on tasks that launch pods: the image of these, by digest."""
 
 
 def placement_plan(

@@ -13,6 +13,9 @@ from longstraw_core.spec import SpecError
 IMAGE_VARIABLE = "LONGSTRAW_IMAGE"
 """Set by our images to `repository@sha256:…`; absent outside a container."""
 
+WORKER_IMAGE_VARIABLE = "LONGSTRAW_WORKER_IMAGE"
+"""Set by compilation on tasks that launch pods: the image of these, by digest."""
+
 IMAGE_ROLE_VARIABLE = "LONGSTRAW_IMAGE_ROLE"
 """Set inside our images to the role they were built for; absent outside a container."""
 

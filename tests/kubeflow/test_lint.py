@@ -57,11 +57,37 @@ def test_an_image_that_is_not_the_locks_is_found(pipeline: dict[str, Any], image
 
 @pytest.mark.parametrize(
     "text",
-    ["python3 -m pip install --quiet torch", "pip3 install x", "apt-get -y install git", "run(['pip', 'install', p])"],
+    [
+        "python3 -m pip install --quiet torch",
+        "pip3 install x",
+        "pip3.12 install x",
+        "python -m pip --index-url https://pypi.example install x",
+        "pip \\\n  install x",
+        "apt-get -y install git",
+        "apt-get -o Acquire::Retries=3 install git",
+        "uv sync",
+        "uv pip install x",
+        "run(['pip', 'install', p])",
+        "run([sys.executable, '-m', 'pip', '-q', 'install', p])",
+    ],
 )
 def test_an_installation_at_run_time_is_found(pipeline: dict[str, Any], text: str) -> None:
     container(pipeline)["command"].append(text)
     assert rules(pipeline) == [("train", "install")]
+
+
+@pytest.mark.parametrize("command", [["pip", "install", "x"], ["python3", "-m", "pip", "--quiet", "install", "x"]])
+def test_an_installation_whose_words_are_arguments_of_their_own_is_found(
+    pipeline: dict[str, Any], command: list[str]
+) -> None:
+    container(pipeline)["command"] = command
+    assert rules(pipeline) == [("train", "install")]
+
+
+@pytest.mark.parametrize("text", ["the pip installation", "adapt add-ons", "--install pip", "uvicorn add"])
+def test_words_that_install_nothing_are_no_finding(pipeline: dict[str, Any], text: str) -> None:
+    container(pipeline)["command"].append(text)
+    assert rules(pipeline) == []
 
 
 def test_an_argument_that_linux_refuses_is_found_and_one_below_is_not(pipeline: dict[str, Any]) -> None:
@@ -83,6 +109,9 @@ def test_an_argument_that_linux_refuses_is_found_and_one_below_is_not(pipeline: 
         ("AWS_SHARED_CREDENTIALS_FILE", "/secrets/aws", False),
         ("HF_TOKEN", "", False),
         ("PROXY", "http://proxy:80", False),
+        ("CACHE", "redis://:word@cache/0", True),
+        ("VALUE", "github_pat_" + "a" * 40, True),
+        ("STORE_SECRET_NAME", "longstraw-store", False),
     ],
 )
 def test_a_literal_secret_is_found(pipeline: dict[str, Any], name: str, value: str, found: bool) -> None:
@@ -94,6 +123,43 @@ def test_a_secret_in_an_argument_or_a_default_is_found(pipeline: dict[str, Any])
     container(pipeline)["args"].append("--key=AKIA" + "Z" * 16)
     pipeline["root"]["inputDefinitions"]["parameters"]["run"]["defaultValue"] = "AKIA" + "Z" * 16
     assert rules(pipeline) == [("parameter run", "secret"), ("train", "secret")]
+
+
+@pytest.mark.parametrize(
+    ("value", "rule"), [("AKIA" + "Z" * 16, "secret"), ("x" * 100_001, "size"), ({"a": ["x" * 100_001]}, "size")]
+)
+def test_a_value_that_a_task_is_given_is_checked_like_an_argument(
+    pipeline: dict[str, Any], value: object, rule: str
+) -> None:
+    inner = pipeline["components"]["comp-transaction"]
+    inner["dag"]["tasks"]["train"]["inputs"]["parameters"]["spec"] = {"runtimeValue": {"constant": value}}
+    assert rules(pipeline) == [("train, parameter spec", rule)]
+    inner["inputDefinitions"]["parameters"]["run"]["defaultValue"] = value
+    assert rules(pipeline) == [("parameter run", rule), ("train, parameter spec", rule)]
+
+
+@pytest.mark.parametrize(
+    ("image", "words"),
+    [("repo/x:v1", "names a tag"), (PINNED, "not in the image lock"), (PINNED[:-1], "63 hex digits")],
+)
+def test_the_image_of_the_pods_that_a_task_launches_is_the_locks(
+    pipeline: dict[str, Any], image: str, words: str
+) -> None:
+    variables = container(pipeline)["env"]
+    variables.append({"name": "LONGSTRAW_WORKER_IMAGE", "value": container(pipeline)["image"]})
+    assert rules(pipeline) == []
+    variables[-1]["value"] = image
+    (finding,) = lint_pipeline(pipeline, LOCK)
+    assert (finding.task, finding.rule) == ("train", "image")
+    assert words in finding.message
+
+
+def test_a_task_cannot_state_another_image_than_it_runs_in(pipeline: dict[str, Any]) -> None:
+    (variable,) = (item for item in container(pipeline)["env"] if item["name"] == "LONGSTRAW_IMAGE")
+    variable["value"] = container(pipeline, "sample")["image"]
+    (finding,) = lint_pipeline(pipeline, LOCK)
+    assert (finding.task, finding.rule) == ("train", "image")
+    assert "LONGSTRAW_IMAGE" in finding.message
 
 
 def test_caching_that_is_on_is_found_in_a_nested_task(pipeline: dict[str, Any]) -> None:
@@ -108,10 +174,12 @@ def test_a_pipeline_as_the_stock_decorators_make_it_is_refused_on_every_count(tm
 
     @dsl.pipeline
     def stock(text: str = "x") -> str:
-        return step(text=text).output
+        done: Any = step(text=text)
+        return done.output
 
     out = tmp_path / "stock.yaml"
-    compiler.Compiler().compile(stock, str(out))
+    graph: Any = stock
+    compiler.Compiler().compile(graph, str(out))
     found = lint_pipeline(load_pipeline(out.read_bytes(), "stock.yaml"), LOCK)
     assert {(finding.task, finding.rule) for finding in found} == {
         ("step", "image"),
@@ -124,6 +192,42 @@ def test_a_pipeline_as_the_stock_decorators_make_it_is_refused_on_every_count(tm
 def test_a_file_that_is_no_pipeline_is_refused(text: str) -> None:
     with pytest.raises(SpecError, match=r"some\.yaml: not"):
         load_pipeline(text, "some.yaml")
+
+
+@pytest.mark.parametrize(
+    ("path", "value"),
+    [
+        ("deploymentSpec", None),
+        ("deploymentSpec.executors", []),
+        ("deploymentSpec.executors.exec-train", None),
+        ("deploymentSpec.executors.exec-train.container", "x"),
+        ("deploymentSpec.executors.exec-train.container.args", [1]),
+        ("deploymentSpec.executors.exec-train.container.command", None),
+        ("deploymentSpec.executors.exec-train.container.env", ["x"]),
+        ("components", None),
+        ("components.comp-train.executorLabel", ["x"]),
+        ("root", []),
+        ("root.dag.tasks", None),
+        ("root.dag.tasks.transaction", None),
+        ("root.inputDefinitions", None),
+        ("components.comp-transaction.dag.tasks.train.cachingOptions", None),
+        ("components.comp-transaction.dag.tasks.train.componentRef", {"name": ["x"]}),
+        ("components.comp-transaction.dag.tasks.train.inputs.parameters.spec", "x"),
+    ],
+)
+def test_a_part_of_another_kind_is_refused_by_its_path(
+    pipeline: dict[str, Any], path: str, value: object, tmp_path: Path
+) -> None:
+    parent, (*ways, last) = pipeline, path.split(".")
+    for way in ways:
+        parent = parent[way]
+    parent[last] = value
+    file = tmp_path / "odd.yaml"
+    file.write_text(yaml.safe_dump(pipeline))
+    result = CliRunner().invoke(main, ["lint", str(file), "--images", str(IMAGES)])
+    assert result.exit_code == 2
+    (line,) = result.stderr.splitlines()
+    assert f"not a compiled pipeline: {path}" in line
 
 
 def test_the_command_prints_one_line_per_finding_and_exits_with_2(pipeline: dict[str, Any], tmp_path: Path) -> None:
