@@ -37,17 +37,13 @@ def complaints(source: str) -> list[str]:
     """What a module does that none of ours may, as `line: what`."""
     found = []
     for node in ast.walk(ast.parse(source)):
-        modules: list[str] = []
-        if isinstance(node, ast.Import):
+        if isinstance(node, ast.Import | ast.ImportFrom):
             modules = [alias.name for alias in node.names]
-        elif isinstance(node, ast.ImportFrom):
-            modules = [node.module or "", *(f"{node.module}.{alias.name}" for alias in node.names)]
-        found += [
-            f"{node.lineno}: {name}: {why}"
-            for name in modules
-            for why in [MODULES.get(name.partition(".")[0]) or CALLS.get(name)]
-            if why
-        ]
+            if isinstance(node, ast.ImportFrom):
+                modules = [node.module or "", *(f"{node.module}.{name}" for name in modules)]
+            for name in modules:
+                why = MODULES.get(name.partition(".")[0]) or CALLS.get(name)
+                found += [f"{node.lineno}: {name}: {why}"] if why else []
         if isinstance(node, ast.Call):
             called = name_of(node.func)
             loaders = {name_of(keyword.value) for keyword in node.keywords if keyword.arg == "Loader"}

@@ -12,6 +12,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import docker
+import docker.errors
 
 from tests.servers.ports import free_port
 
