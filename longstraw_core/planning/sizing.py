@@ -6,7 +6,7 @@ from typing import Annotated
 
 from pydantic import Field
 
-from longstraw_core.planning.architecture import Architecture, Experts
+from longstraw_core.planning.architecture import Architecture, Experts, GatedDelta
 from longstraw_core.planning.memory import (
     OPTIMIZER_BYTES,
     Activations,
@@ -189,6 +189,17 @@ def seconds(work: Work, ranks: Ranks, device: DeviceFigures) -> tuple[float, flo
 
 def _check_ranks(architecture: Architecture, ranks: Ranks) -> None:
     for layer in architecture.layers:
+        mixer = layer.mixer
+        if isinstance(mixer, GatedDelta) and mixer.value_heads % ranks.context:
+            raise SpecError(
+                f"--context-parallel {ranks.context} does not divide the {mixer.value_heads} value heads of the linear "
+                "attention layers: choose a divisor"
+            )
+        if isinstance(mixer, GatedDelta) and mixer.key_heads % ranks.context and ranks.context % mixer.key_heads:
+            raise SpecError(
+                f"--context-parallel {ranks.context} neither divides the {mixer.key_heads} key heads of the linear "
+                "attention layers nor is a multiple of them: choose another"
+            )
         if isinstance(layer.network, Experts) and layer.network.experts % ranks.expert:
             raise SpecError(f"--expert-parallel {ranks.expert} does not divide {layer.network.experts} experts")
     if ranks.context % ranks.expert:

@@ -2,8 +2,7 @@
 
 A product [a, b] x [b, c] counts 2abc. Frozen weights need no gradient of their own, so a projection's backward costs as
 much as its forward; that of the adapter and of the delta rule, whose two operands both have gradients, twice as much;
-that of attention 2.5 times (five products instead of two).
-Traffic: bytes that one rank sends, per layer and segment of n tokens, with every token owned by one of CP ranks.
+that of attention 2.5 times (five products instead of two), 1.5 times where keys and values need no gradient.
 """
 
 from collections.abc import Collection, Sequence
@@ -17,7 +16,8 @@ from longstraw_core.planning.architecture import (
     LatentAttention,
     Layer,
 )
-from longstraw_core.planning.memory import DELTA_CHUNK, FP32, Ranks
+from longstraw_core.planning.memory import DELTA_CHUNK, Ranks
+from longstraw_core.planning.traffic import Pass, layer_traffic, prompt_traffic
 from longstraw_core.spec.receipts import GradientMode
 
 _STATE_LINEARS = frozenset({"in_proj_qkv", "in_proj_b", "in_proj_a", "k_proj", "v_proj", "kv_a_proj_with_mqa"})
@@ -121,50 +121,21 @@ def prompt_operations(layer: Layer, tokens: int) -> tuple[float, float]:
     return attention, scoring
 
 
-def layer_traffic(layer: Layer, tokens: int, prefix: float, ranks: Ranks, element: int) -> tuple[float, float]:
-    """Bytes that one rank sends for a segment in one layer: (forward, backward).
+def replay_operations(
+    layer: Layer, prompt: int, response: int, gradient: GradientMode, *, apart: bool, again: float
+) -> tuple[float, float]:
+    """Operations per response token, on average: (attention forward and backward, scoring without a gradient).
 
-    Attention sends queries to the keys, or gathers the prefix's keys, whichever is less.
+    Only `exact` asks for the gradient of resident keys and values; of the five products of a backward the others make
+    three there, and all five over the response's own tokens. `apart`: latent attention asks resident tokens with
+    queries of its own, so that every product with queries is made twice.
     """
-    mixer, network = layer.mixer, layer.network
-    cp = ranks.context
-    crossing = tokens * (cp - 1) / cp
-    forward = backward = 0.0
-    if isinstance(mixer, FullAttention):
-        width, gathered = mixer.heads * mixer.head_dim, 2 * mixer.key_heads * mixer.head_dim * element
-        forward = min(
-            crossing * (width * element + (width + mixer.heads) * FP32), _gather(prefix + tokens, cp, gathered)
-        )
-        backward = min(
-            crossing * (3 * width * element + 4 * mixer.heads + width * FP32),
-            _gather(prefix + tokens, cp, gathered + 2 * mixer.key_heads * mixer.head_dim * FP32),
-        )
-    elif isinstance(mixer, LatentAttention):
-        row = mixer.latent + mixer.rope
-        absorbed, partial = mixer.heads * row, mixer.heads * mixer.latent
-        forward = min(
-            crossing * (absorbed * element + (partial + mixer.heads) * FP32),
-            _gather(prefix + tokens, cp, row * element),
-        )
-        backward = min(
-            crossing * ((absorbed + 2 * partial) * element + 4 * mixer.heads + absorbed * FP32),
-            _gather(prefix + tokens, cp, row * (element + FP32)),
-        )
-        if mixer.indexes:
-            queries = (mixer.index_heads * mixer.index_dim + mixer.index_heads) * element
-            forward += crossing * (queries + 8 * mixer.selected + 8)
-    else:
-        repeated = max(1.0, cp / mixer.key_heads)
-        width = 2 * mixer.keys * repeated + 2 * mixer.values + 2 * mixer.value_heads
-        forward = backward = crossing / cp * width * element
-    if isinstance(network, Experts) and ranks.expert > 1:
-        exchanged = 2 * tokens / cp * network.chosen * network.hidden * element * (ranks.expert - 1) / ranks.expert
-        forward, backward = forward + exchanged, backward + exchanged
-    return forward, backward
-
-
-def _gather(tokens: float, cp: int, bytes_per_token: float) -> float:
-    return tokens * (cp - 1) / cp * bytes_per_token
+    attention, scoring = context_operations(layer, prompt + response / 2)
+    own = attention * response / (2 * prompt + response)
+    if gradient == "exact":
+        return (3.5 + again) * attention, scoring
+    twice = 2 if apart and isinstance(layer.mixer, LatentAttention) else 1
+    return twice * (2.5 + again) * attention + own, scoring
 
 
 def transaction_work(
@@ -191,7 +162,7 @@ def transaction_work(
     head = 2.0 * architecture.hidden * architecture.vocabulary
     captured = max(prompt_tokens - 1, 0)
     capture = replay = sweep = 0.0
-    capture_sent = replay_sent = sweep_sent = 0.0
+    exact, apart = gradient == "exact", gradient == "response_adapter" and "kv_b_proj" in targets
     chunks = -(-captured // chunk_tokens)
     last = len(architecture.layers) - 1
     for number, layer in enumerate(architecture.layers):
@@ -204,26 +175,32 @@ def transaction_work(
         capture += captured * (linear + rule + attention + scoring)
         if gradient != "response_adapter":
             capture += captured * adapter
-        if gradient == "exact":
+        if exact:
             sweep += captured * ((2 + again) * linear + (3 + again) * (rule + adapter))
             sweep += captured * ((3.5 + again) * attention + scoring)
 
         linear = linear_operations(layer) - rule
         adapter = adapter_operations(layer, targets, rank)
-        attention, scoring = context_operations(layer, prompt_tokens + response_tokens / 2)
+        attention, scoring = replay_operations(
+            layer, prompt_tokens, response_tokens, gradient, apart=apart, again=again
+        )
         replay += group * response_tokens * ((2 + again) * linear + (3 + again) * (rule + adapter))
-        replay += group * response_tokens * ((3.5 + again) * attention + scoring)
+        replay += group * response_tokens * (attention + scoring)
 
-        forward, backward = layer_traffic(layer, min(chunk_tokens, captured), captured / 2, ranks, element)
-        capture_sent += chunks * forward
-        if gradient == "exact":
-            sweep_sent += chunks * ((1 + again) * forward + backward)
-        forward, backward = layer_traffic(layer, response_tokens, prompt_tokens, ranks, element)
-        replay_sent += group * ((1 + again) * forward + backward)
+    recomputed = checkpoint_layers
+    replaying = Pass(backward=True, state_gradient=exact, again=recomputed, queries_apart=apart)
+    replay_sent = group * sum(
+        layer_traffic(layer, response_tokens, captured, ranks, element, replaying) for layer in architecture.layers
+    )
+    sweeping = Pass(backward=True, state_gradient=True, again=recomputed, recorded=True)
+    capture_sent = prompt_traffic(
+        architecture, captured, chunk_tokens, ranks, element, Pass(backward=False, recorded=exact)
+    )
+    sweep_sent = prompt_traffic(architecture, captured, chunk_tokens, ranks, element, sweeping) if exact else 0.0
     once = sum(weights_sent)
     twice = 2 * once - weights_sent[-1] if weights_sent else 0.0
     capture_sent, replay_sent = capture_sent + chunks * once, replay_sent + group * twice
-    if gradient == "exact":
+    if exact:
         sweep_sent += chunks * twice
     replay += group * response_tokens * 3 * head  # logits, logits again in backward, gradient of the hidden state
     return Work(capture, replay, sweep, capture_sent, replay_sent, sweep_sent)

@@ -2,15 +2,29 @@
 
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast
 
 import pytest
 
 from longstraw_core.engine.policy import Policy
+from longstraw_core.mixers.exchange.ownership import PromptOwnership, SegmentOwnership
 from longstraw_core.mixers.exchange.rank_group import RankGroup
+from longstraw_core.mixers.exchange.volume import (
+    AttentionSizes,
+    IndexSizes,
+    attention_travels,
+    head_exchange,
+    index_keys_travel,
+    index_queries_travel,
+    index_travels,
+    keys_travel,
+    queries_travel,
+    swept_attention_travels,
+)
 from longstraw_core.mixers.layer_weights import share_loaded_layers, weights_on_use
-from longstraw_core.planning.architecture import Architecture, GatedDelta, LatentAttention, read_architecture
+from longstraw_core.planning.architecture import Architecture, GatedDelta, LatentAttention, Layer, read_architecture
 from longstraw_core.planning.memory import (
     DELTA_CHUNK,
     Ranks,
@@ -18,9 +32,9 @@ from longstraw_core.planning.memory import (
     base_weights,
     resident_state,
 )
+from longstraw_core.planning.traffic import Pass, layer_traffic
 from longstraw_core.planning.work import (
     context_operations,
-    layer_traffic,
     linear_operations,
     rule_operations,
     transaction_work,
@@ -134,24 +148,83 @@ def test_the_large_models_have_their_published_sizes() -> None:
     assert latents.pages == 95_232 << 20
 
 
-def mib(name: str, kind: str, tokens: int, prefix: float) -> tuple[float, float]:
-    layer = next(layer for layer in large(name).layers if type(layer.mixer).__name__ == kind)
-    forward, backward = layer_traffic(layer, tokens, prefix, Ranks(8, 1), 2)
-    return forward / MIB, backward / MIB
+ATTENTION = {
+    "qwen3.6-27b": AttentionSizes(heads=24, query_width=256, value_width=256, row_values=2 * 4 * 256, element_bytes=2),
+    "glm-5.2": AttentionSizes(heads=64, query_width=576, value_width=512, row_values=576, element_bytes=2),
+}
+INDEX = IndexSizes(heads=32, width=128, selected=2048, element_bytes=2)
 
 
-def test_traffic_is_what_a_byte_meter_counted() -> None:
-    """Figures of a distributed prototype: MiB per rank and layer at eight ranks, segments of 8192 tokens."""
-    far = 1e9
-    assert mib("qwen3.6-27b", "FullAttention", 8192, far) == pytest.approx((253, 421), rel=0.01)
-    assert mib("qwen3.6-27b", "FullAttention", 2048, far) == pytest.approx((63, 105), rel=0.01)
-    assert mib("qwen3.6-27b", "GatedDelta", 8192, far) == pytest.approx((28, 28), rel=0.01)
-    index = 169
-    forward, backward = mib("glm-5.2", "LatentAttention", 8192, far)
-    assert (forward - index, backward) == pytest.approx((1402, 2410), rel=0.01)
-    # gathering the latents of a short prefix is cheaper than sending queries
-    forward, _ = mib("glm-5.2", "LatentAttention", 8192, 131_072 - 8192)
-    assert forward - index == pytest.approx(126, rel=0.01)
+def sent_in_a_pass(name: str, segment: SegmentOwnership, *, capture: bool, sweep: bool, recorded: bool) -> float:
+    """What the engine's own formulas and choices say of one segment's pass through all layers, experts apart."""
+    ranks, sizes, backward = segment.prompt.ranks, ATTENTION[name], not capture
+    if recorded and name == "glm-5.2":
+        travels = swept_attention_travels(sizes, segment)
+    else:
+        travels = attention_travels(sizes, segment, state_gradient=True, backward=backward)
+    volume = (
+        queries_travel(sizes, segment) if travels == "queries" else keys_travel(sizes, segment, state_gradient=True)
+    )
+    attention = volume.total if backward else volume.forward
+    state_only = 1 if capture or sweep else 0
+    if name == "qwen3.6-27b":
+        delta = head_exchange(10_240 // ranks, 48 // ranks, 128, 2, segment)
+        return (16 - state_only) * attention + 48 * (delta.total if backward else delta.forward)
+    told = 0
+    if index_travels(INDEX, segment) == "queries":
+        index = index_queries_travel(INDEX, segment)
+    else:
+        index = index_keys_travel(INDEX, segment)
+        told = 4 * max(segment.counts) * (ranks - 1) * min(2048, segment.start + segment.tokens)
+    return (78 - state_only) * attention + 21 * (index.forward + (told if travels == "queries" else 0))
+
+
+@pytest.mark.parametrize("chunk", [512, 8192])
+@pytest.mark.parametrize("chunks", [1, 2, 40, 160])
+@pytest.mark.parametrize(("name", "ranks"), [("qwen3.6-27b", 8), ("glm-5.2", 32)])
+def test_traffic_is_what_the_engines_formulas_say(name: str, ranks: int, chunks: int, chunk: int) -> None:
+    """Tests of the engine compare these formulas with a byte meter (`tests/engine/parallel/test_traffic.py`)."""
+    prompt = PromptOwnership.chunked(chunks * chunk, chunk, ranks=ranks)
+    segments = [SegmentOwnership(prompt, start, chunk) for start in prompt.chunk_starts]
+    work = transaction_work(
+        large(name),
+        Ranks(ranks, 1),
+        gradient="exact",
+        targets=(),
+        rank=1,
+        element=2,
+        chunk_tokens=chunk,
+        checkpoint_layers=False,
+        prompt_tokens=prompt.tokens + 1,
+        response_tokens=1024,
+        group=3,
+    )
+    captured = sum(sent_in_a_pass(name, of, capture=True, sweep=False, recorded=True) for of in segments)
+    swept = sum(sent_in_a_pass(name, of, capture=False, sweep=True, recorded=True) for of in segments)
+    response = SegmentOwnership(prompt, prompt.tokens, 1024)
+    replayed = 3 * sent_in_a_pass(name, response, capture=False, sweep=False, recorded=False)
+    assert (work.capture_traffic, work.sweep_traffic, work.replay_traffic) == pytest.approx(
+        (captured, swept, replayed), rel=1e-6
+    )
+
+
+def test_a_recomputed_layer_sends_its_forward_again_but_does_not_select_again() -> None:
+    for name, kind in (("qwen3.6-27b", "GatedDelta"), ("qwen3.6-27b", "FullAttention"), ("glm-5.2", "LatentAttention")):
+        layer = next(layer for layer in large(name).layers if type(layer.mixer).__name__ == kind)
+
+        def sent(way: Pass, layer: Layer = layer) -> float:
+            return layer_traffic(layer, 2048, 1 << 21, Ranks(8, 1), 2, way)
+
+        index = sent(Pass(backward=False)) - sent_without_index(layer)
+        again = sent(Pass(backward=True, again=True)) - sent(Pass(backward=True))
+        assert again == pytest.approx(sent(Pass(backward=False)) - index)
+
+
+def sent_without_index(layer: Layer) -> float:
+    """The forward of a layer that shares another one's selection."""
+    if isinstance(layer.mixer, LatentAttention):
+        layer = replace(layer, mixer=replace(layer.mixer, indexes=False))
+    return layer_traffic(layer, 2048, 1 << 21, Ranks(8, 1), 2, Pass(backward=False))
 
 
 def test_one_rank_sends_nothing() -> None:
@@ -213,8 +286,20 @@ def of_layers_without_indexer(architecture: Architecture, counted: Any) -> int:
     return next(count for kind, count in found.items() if str(kind) == "aten.bmm")
 
 
-@pytest.mark.parametrize(("family", "prompt"), [("qwen3_5_text", 257), ("qwen3_5_text", 1025), ("glm_moe_dsa", 1025)])
-def test_operations_of_every_phase_are_within_a_tenth_of_what_the_engine_does(family: str, prompt: int) -> None:
+@pytest.mark.parametrize(
+    ("family", "prompt", "gradient"),
+    [
+        ("qwen3_5_text", 257, "exact"),
+        ("qwen3_5_text", 1025, "exact"),
+        ("qwen3_5_text", 1025, "stopgrad"),
+        ("glm_moe_dsa", 1025, "exact"),
+        ("glm_moe_dsa", 1025, "stopgrad"),
+        ("glm_moe_dsa", 1025, "response_adapter"),
+    ],
+)
+def test_operations_of_every_phase_are_within_a_tenth_of_what_the_engine_does(
+    family: str, prompt: int, gradient: GradientMode
+) -> None:
     """Counted while the engine captures, replays with gradients, and sweeps; the kernels' waste is the difference."""
     import torch
     from torch.utils.flop_counter import FlopCounterMode
@@ -222,7 +307,7 @@ def test_operations_of_every_phase_are_within_a_tenth_of_what_the_engine_does(fa
     model = random_policy_model(family, ModelSize())
     _, architecture = small(family)
     response, chunk = 64, 256
-    policy = Policy(model, LayoutSpec(prompt_chunk_tokens=chunk, page_tokens=64), gradient="exact")
+    policy = Policy(model, LayoutSpec(prompt_chunk_tokens=chunk, page_tokens=64), gradient=gradient)
     generator = torch.Generator().manual_seed(7)
     tokens = torch.randint(2, 500, (prompt + response,), generator=generator).tolist()
     counted: dict[str, int] = {}
@@ -234,15 +319,16 @@ def test_operations_of_every_phase_are_within_a_tenth_of_what_the_engine_does(fa
         counted[phase] = counter.get_total_flops()
         return result
 
-    state = count("capture", lambda: policy.capture(tokens[:prompt], adapter=True))
+    state = count("capture", lambda: policy.capture(tokens[:prompt], adapter=gradient != "response_adapter"))
     count("replay", lambda: policy.replay(state, tokens[prompt:], temperature=1.0).logprobs_R.sum().backward())
-    count("sweep", lambda: policy.reverse_sweep(state))
+    if gradient == "exact":
+        count("sweep", lambda: policy.reverse_sweep(state))
     config = model.peft_config["default"]
     experts = {".".join(name.split(".")[-2:]) for name in config.target_parameters or ()}
     work = transaction_work(
         architecture,
         Ranks(),
-        gradient="exact",
+        gradient=gradient,
         targets={*config.target_modules, *experts},
         rank=config.r,
         element=4,
