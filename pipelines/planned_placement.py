@@ -67,6 +67,18 @@ def spread_stages(spec: TransactionSpec) -> tuple[StageName, ...]:
     return tuple(found)
 
 
+def check_spread(spec: TransactionSpec) -> None:
+    """Refuse numbers of nodes that a stage's launcher would refuse, whatever accelerators its pods get at run time.
+
+    Raises:
+        SpecError: naming the stage, its nodes and what they must suit.
+    """
+    for stage in MULTI_POD_STAGES:
+        placement = placement_of(stage, spec.cluster)
+        if placement is not None or stage == "sample":
+            processes_per_node(stage, spec, 1 if placement is None else placement.nodes, accelerators=0)
+
+
 def planned_pod(stage: StageName, cluster: ClusterSpec) -> PodSettings:
     """Return what the task's configuration says where every run-time parameter has its default."""
     role: PodResources = getattr(cluster, stage_entry(stage).image)

@@ -1,21 +1,32 @@
 """What every command shares: the output option, and errors as one line and one exit code."""
 
 import functools
+import math
 import os
 import sys
 import traceback
 from collections.abc import Callable
-from typing import ParamSpec
+from typing import Any, ParamSpec
 
 import click
 
 from longstraw_core.artifacts.files import storage_error
-from longstraw_core.cli.output import OutputFormat, print_json
+from longstraw_core.cli.output import OutputFormat, print_json, printable
 from longstraw_core.spec import LongStrawError, StageFailed
 from longstraw_core.spec.exit_codes import INTERRUPTED, exit_code
 from longstraw_core.stages.execute import QUIET_AND_OFFLINE
 
 Parameters = ParamSpec("Parameters")
+
+
+class FiniteRange(click.FloatRange):
+    """A number in a range; `nan`, which compares with nothing, and `inf` are no numbers here."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        number = super().convert(value, param, ctx)
+        if not math.isfinite(number):
+            self.fail(f"{value!r} is not a finite number.", param, ctx)
+        return number
 
 
 def output_option(function: Callable[Parameters, None]) -> Callable[Parameters, None]:
@@ -40,8 +51,8 @@ def reports_errors(function: Callable[Parameters, None]) -> Callable[Parameters,
             function(*args, **kwargs)
         except LongStrawError as error:
             fail(error, output)
-        except KeyboardInterrupt:
-            message = "interrupted; run the same command again to continue"
+        except KeyboardInterrupt as error:
+            message = str(error) or "interrupted; run the same command again to continue"
             if output == "json":
                 print_json(
                     {"event": "error", "error": "KeyboardInterrupt", "exit_code": INTERRUPTED, "message": message}
@@ -73,5 +84,5 @@ def fail(error: LongStrawError, output: OutputFormat) -> None:
     if output == "json":
         print_json({"event": "error", "error": type(error).__name__, "exit_code": code, "message": str(error)})
     for line in str(error).splitlines():
-        click.echo(f"longstraw: {line}", err=True)
+        click.echo(f"longstraw: {printable(line)}", err=True)
     sys.exit(code)

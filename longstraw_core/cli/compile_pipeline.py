@@ -9,8 +9,9 @@ from pathlib import Path
 from longstraw_core.kubeflow.submission import MAX_PARAMETER_BYTES
 from longstraw_core.spec import SpecError, TransactionSpec, canonical_json
 
-KFP_PLACEHOLDER = "{{$"
-"""KFP substitutes placeholders inside parameter values; `{{$}}` stands for the whole executor input."""
+KFP_PLACEHOLDER = "{{"
+"""KFP (`{{$…}}`) and Argo below it (`{{workflow.…}}`) substitute placeholders inside parameter values; JSON itself has
+no two braces that open one after the other."""
 
 _RESERVED_PARAMETER_BYTES = 2_000
 """Room for the other parameters of the pipeline: names, resources, a node selector and a few tolerations."""

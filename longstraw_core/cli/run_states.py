@@ -68,6 +68,7 @@ def follow_run(
 
     Raises:
         Retryable: the time is over or the server stays away; the run goes on.
+        KeyboardInterrupt: only the following ends; it says how to go on, because submitting again starts a second run.
     """
     last_line = time.monotonic()
 
@@ -92,15 +93,21 @@ def follow_run(
         if output == "table" and time.monotonic() - last_line > HEARTBEAT_SECONDS:
             say("no change")
 
-    return watch_run(
-        lambda: server.run(run_id),
-        show,
-        clock=time.monotonic,
-        sleep=time.sleep,
-        poll_seconds=poll_seconds,
-        timeout_seconds=timeout_seconds,
-        idle=idle,
-    )
+    try:
+        return watch_run(
+            lambda: server.run(run_id),
+            show,
+            clock=time.monotonic,
+            sleep=time.sleep,
+            poll_seconds=poll_seconds,
+            timeout_seconds=timeout_seconds,
+            idle=idle,
+        )
+    except KeyboardInterrupt:
+        raise KeyboardInterrupt(
+            f"interrupted; run {run_id} goes on: `longstraw status {run_id} -f` follows it, "
+            f"`longstraw cancel {run_id}` ends it"
+        ) from None
 
 
 def require_success(run: RunView, url: str) -> None:

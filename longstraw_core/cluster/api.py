@@ -9,8 +9,10 @@ from typing import Any, Literal
 import urllib3
 from kubernetes import client, config
 from kubernetes.config.config_exception import ConfigException
+from yaml import YAMLError
 
 from longstraw_core.cluster.journal import ObjectKind
+from longstraw_core.cluster.spoken import spoken
 from longstraw_core.spec import Retryable, SpecError
 
 JsonObject = dict[str, Any]
@@ -254,7 +256,7 @@ class ClusterApi:
             for line in _lines(response):
                 yield line.decode("utf-8", errors="replace")
         except _TRANSPORT_ERRORS as error:
-            raise Unreachable(f"following the log of {pod}: {_short(error)}") from error
+            raise Unreachable(f"following the log of {pod}: {spoken(error)}") from error
         finally:
             response.close()
             response.release_conn()
@@ -287,7 +289,7 @@ class ClusterApi:
         except client.ApiException as error:
             raise _typed(error, what, self.namespace) from error
         except (*_TRANSPORT_ERRORS, ValueError) as error:
-            raise Unreachable(f"{what}: the Kubernetes API server does not answer ({_short(error)})") from error
+            raise Unreachable(f"{what}: the Kubernetes API server does not answer ({spoken(error)})") from error
 
 
 def _typed(error: client.ApiException, what: str, namespace: str) -> Exception:
@@ -325,8 +327,8 @@ def _status(error: client.ApiException) -> tuple[str, str]:
     except ValueError:
         status = None
     if not isinstance(status, dict):
-        return _short(error.reason or body), ""
-    return _short(status.get("message") or error.reason), str(status.get("reason") or "")
+        return spoken(error.reason or body), ""
+    return spoken(status.get("message") or error.reason), str(status.get("reason") or "")
 
 
 def _raw(timeout: float) -> dict[str, Any]:
@@ -344,7 +346,7 @@ def _events(response: Any, what: str) -> Iterator[JsonObject]:
                 raise Unreachable(f"{what}: {status.get('message') or status.get('reason')}")
             yield event
     except (*_TRANSPORT_ERRORS, ValueError) as error:
-        raise Unreachable(f"{what}: {_short(error)}") from error
+        raise Unreachable(f"{what}: {spoken(error)}") from error
     finally:
         response.close()
         response.release_conn()
@@ -359,11 +361,6 @@ def _lines(response: Any) -> Iterator[bytes]:
             del buffer[: end + 1]
     if buffer:
         yield bytes(buffer)
-
-
-def _short(value: object) -> str:
-    text = " ".join(str(value).split())
-    return text if len(text) <= 600 else text[:597] + "..."
 
 
 def connect(*, kubeconfig: str | None = None, context: str | None = None) -> client.ApiClient:
@@ -381,9 +378,10 @@ def connect(*, kubeconfig: str | None = None, context: str | None = None) -> cli
                 config.load_kube_config(client_configuration=configuration)
         else:
             config.load_kube_config(config_file=kubeconfig, context=context, client_configuration=configuration)
-    except (ConfigException, OSError) as error:
+    # a file that is no YAML, or no text, is told by the parser's own errors
+    except (ConfigException, OSError, TypeError, ValueError, YAMLError) as error:
         raise SpecError(
-            f"no Kubernetes cluster is configured: {_short(error)}; set KUBECONFIG or pass --kubeconfig"
+            f"no Kubernetes cluster is configured: {spoken(error)}; set KUBECONFIG or pass --kubeconfig"
         ) from error
     return make_client(configuration)
 

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from longstraw_core.cluster.spoken import spoken
 from longstraw_core.spec.errors import Retryable, SpecError
 
 DEFAULT_NAMESPACE = "kubeflow"
@@ -37,6 +38,7 @@ def open_kubernetes(kubeconfig: Path | None, context: str | None, namespace: str
     """
     from kubernetes import client, config
     from kubernetes.config.config_exception import ConfigException
+    from yaml import YAMLError
 
     settings: Any = client.Configuration()
     found: str | None = None
@@ -52,7 +54,7 @@ def open_kubernetes(kubeconfig: Path | None, context: str | None, namespace: str
             contexts, current = config.list_kube_config_contexts(config_file=file)
             chosen = next((item for item in contexts if item["name"] == context), current)
             found = chosen["context"].get("namespace")
-    except (ConfigException, OSError, TypeError, ValueError) as error:
+    except (ConfigException, OSError, TypeError, ValueError, YAMLError) as error:
         raise SpecError(f"no connection to Kubernetes: {' '.join(str(error).split())}; name a --kubeconfig") from error
     return KubernetesAccess(client.ApiClient(settings), namespace or found or DEFAULT_NAMESPACE, str(settings.host))
 
@@ -82,4 +84,6 @@ def kubernetes_errors(server: str, doing: str) -> Iterator[None]:
             raise Retryable(words) from error
         raise _BY_STATUS.get(error.status or 0, SpecError)(words) from error
     except HTTPError as error:
-        raise Retryable(f"{server}: {doing}: {' '.join(str(getattr(error, 'reason', error)).split())}") from error
+        raise Retryable(f"{server}: {doing}: {spoken(getattr(error, 'reason', error))}") from error
+    except ValueError as error:
+        raise SpecError(f"{server}: {doing}: {spoken(error)}") from error

@@ -12,6 +12,7 @@ from longstraw_core.kubeflow.kubernetes_access import (
     NotAllowed,
     kubernetes_errors,
 )
+from longstraw_core.kubeflow.run_state import checked_run_id
 from longstraw_core.kubeflow.watch import PATIENCE_SECONDS
 from longstraw_core.spec.errors import Retryable, SpecError
 from longstraw_core.spec.receipts import StageName
@@ -44,7 +45,7 @@ def stage_pods(access: KubernetesAccess, run_id: str, stage: StageName | None = 
     """Return the pods of a run's stages that Kubernetes still has, the oldest first."""
     from kubernetes import client
 
-    selector = f"{RUN_LABEL}={run_id},{STAGE_LABEL}" + (f"={stage}" if stage else "")
+    selector = f"{RUN_LABEL}={checked_run_id(run_id)},{STAGE_LABEL}" + (f"={stage}" if stage else "")
     with kubernetes_errors(access.server, f"listing pods in {access.namespace}"):
         answer: Any = client.CoreV1Api(access.client).list_namespaced_pod(
             access.namespace, label_selector=selector, _request_timeout=TIMEOUT_SECONDS

@@ -1,13 +1,19 @@
 """What a run of the pipeline is doing, from KFP's answer: its state and its stages' states. No I/O here."""
 
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
+from longstraw_core.spec.errors import SpecError
+
 SUCCEEDED = "SUCCEEDED"
 FINAL_STATES = frozenset({SUCCEEDED, "FAILED", "CANCELED", "SKIPPED"})
 """PAUSED, PENDING, RUNNING and CANCELING are not."""
+
+_RUN_ID = re.compile(r"[A-Za-z0-9]([A-Za-z0-9._-]{0,61}[A-Za-z0-9])?")
+"""A label's value, because KFP puts the id on the run's pods; it makes UUIDs."""
 
 _PLUMBING = ("root", "executor")
 """Names of tasks that are KFP's own, besides `…-driver`."""
@@ -49,6 +55,17 @@ class RunView:
     def is_finished(self) -> bool:
         """Whether the state is final."""
         return self.state in FINAL_STATES
+
+
+def checked_run_id(text: str) -> str:
+    """Return the id of a run.
+
+    Raises:
+        SpecError: no run can have it. An empty one, of a variable that is not set, would ask for the list of all runs.
+    """
+    if _RUN_ID.fullmatch(text) is None:
+        raise SpecError(f"RUN {text!r} is no run's id; `longstraw submit` prints it, and the UI has it in the address")
+    return text
 
 
 def run_view(run: Any) -> RunView:

@@ -11,7 +11,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
-from longstraw_core.kubeflow.run_state import RunView, run_view
+from longstraw_core.cluster.spoken import spoken
+from longstraw_core.kubeflow.run_state import RunView, checked_run_id, run_view
 from longstraw_core.spec.errors import Retryable, SpecError
 
 Answer = TypeVar("Answer")
@@ -59,7 +60,7 @@ class KubeflowServer:
             configuration.refresh_api_key_hook = _token_reader(address.token_file)
         if address.token or address.token_file:
             configuration.api_key_prefix["authorization"] = "Bearer"
-            configuration.api_key["authorization"] = address.token or ""
+            configuration.api_key["authorization"] = _one_token(address.token or "", "KFP_EXISTING_TOKEN")
         client = self._api.ApiClient(configuration)
         self._client = client
         self._pipelines = self._api.PipelineServiceApi(client)
@@ -208,8 +209,14 @@ class KubeflowServer:
             raise Retryable(f"{error}; it may have started: look at {self.endpoint}/#/runs first") from error
 
     def run(self, run_id: str) -> RunView:
-        """Return what the server knows of a run."""
-        return run_view(self._call(f"reading run {run_id}", self._runs.run_service_get_run, run_id))
+        """Return what the server knows of a run.
+
+        Raises:
+            SpecError: there is none, or no run can have this id.
+            Retryable: no answer.
+        """
+        known = checked_run_id(run_id)
+        return run_view(self._call(f"reading run {known}", self._runs.run_service_get_run, known))
 
     def terminate(self, run_id: str) -> None:
         """Ask for the end of a run; nothing happens to one that has ended."""
@@ -221,17 +228,19 @@ class KubeflowServer:
 
     def _call(self, doing: str, function: Callable[..., Any], *arguments: Any, **named: Any) -> Any:
         """Call the generated client and turn what it raises into one line."""
-        from urllib3.exceptions import HTTPError
+        from urllib3.exceptions import HTTPError, LocationValueError
 
         try:
             return function(*arguments, _request_timeout=TIMEOUT_SECONDS, **named)
         except self._api.ApiException as error:
             raise self._refusal(doing, error) from error
+        except LocationValueError as error:  # the host or port is none: asking again does not help
+            raise SpecError(f"--endpoint {self.endpoint!r}: {_one_line(str(error))}") from error
         except HTTPError as error:
             reason = getattr(error, "reason", None) or error
             raise Retryable(f"{self.endpoint}: {doing}: {_one_line(str(reason))}") from error
         except ValueError as error:  # the generated models refuse what is not the API: a login page, another service
-            raise SpecError(f"{self.endpoint}: {doing}: the answer is not KFP's: {_one_line(str(error))}") from error
+            raise SpecError(f"{self.endpoint}: {doing}: the answer is not KFP's: {spoken(error)}") from error
 
     def _refusal(self, doing: str, error: Any) -> SpecError | Retryable:
         status, where = int(error.status or 0), f"{self.endpoint}: {doing}"
@@ -287,11 +296,19 @@ def _token_reader(path: Path) -> Callable[[Any], None]:
 
 def _read_token(path: Path) -> str:
     try:
-        token = path.read_text(encoding="utf-8").strip()
+        token = path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         raise SpecError(f"--token-file: {path}: cannot be read: {error}") from error
-    if not token or not token.isprintable() or " " in token:
-        raise SpecError(f"--token-file: {path}: does not hold one token")
+    if not token.strip():
+        raise SpecError(f"--token-file: {path}: is empty")
+    return _one_token(token, f"--token-file: {path}")
+
+
+def _one_token(text: str, source: str) -> str:
+    """Return the token without the white space around it; what no header can carry is refused without quoting it."""
+    token = text.strip()
+    if not token.isascii() or not token.isprintable() or " " in token:
+        raise SpecError(f"{source}: does not hold one token: it must be one line of ASCII without spaces")
     return token
 
 

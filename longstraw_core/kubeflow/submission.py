@@ -1,13 +1,20 @@
 """What must hold before a specification is sent to a cluster, and its run-time parameters from texts. No I/O here."""
 
 import json
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import PurePosixPath
 from typing import Any
 from urllib.parse import unquote
 
+from pydantic import TypeAdapter, ValidationError
+
+from longstraw_core.artifacts.receipts import receipt_name
 from longstraw_core.kubeflow.lint import lint_pipeline
+from longstraw_core.spec.cluster import Quantity
+from longstraw_core.spec.descriptors import Descriptor
 from longstraw_core.spec.errors import SpecError
+from longstraw_core.spec.parse import parse_transaction_spec
 from longstraw_core.spec.transaction import TransactionSpec
 
 MAX_PARAMETER_BYTES = 10_000
@@ -68,7 +75,8 @@ def run_parameters(pipeline: dict[str, Any], assignments: Sequence[str]) -> dict
     A text stays a text, whatever it looks like; lists and objects are JSON.
 
     Raises:
-        SpecError: an unknown name, a value of the wrong type, or more bytes than KFP takes.
+        SpecError: an unknown name, a value of the wrong type or one that a stage or Kubernetes would refuse, or more
+            bytes than KFP takes.
     """
     declared: dict[str, Any] = pipeline["root"].get("inputDefinitions", {}).get("parameters", {})
     parameters: dict[str, Any] = {}
@@ -83,9 +91,36 @@ def run_parameters(pipeline: dict[str, Any], assignments: Sequence[str]) -> dict
     size = len(json.dumps(parameters).encode())
     if size > MAX_PARAMETER_BYTES:
         raise SpecError(f"--param: {size} bytes in all; KFP takes {MAX_PARAMETER_BYTES}")
+    _check_values(parameters)
     return parameters
 
 
+def _check_values(parameters: Mapping[str, Any]) -> None:
+    """Refuse texts that would only fail in a pod, after others have used accelerators."""
+    for name, value in parameters.items():
+        try:
+            if name == "run":
+                receipt_name(value, 1, "audit_data")
+            elif name == "spec":
+                check_for_cluster(parse_transaction_spec(value, "spec"))
+            elif name == "parent_checkpoint" and value.strip():
+                Descriptor.model_validate_json(value)
+            elif name.endswith(("_cpu", "_memory")):
+                _QUANTITY.validate_python(value)
+            elif name.endswith("_accelerators") and re.fullmatch("[0-9]{1,2}", value) is None:
+                raise SpecError(f"{value!r} is no number of accelerators")
+        except ValidationError as error:
+            problem = error.errors(include_url=False)[0]["msg"].removeprefix("Value error, ")
+            raise SpecError(f"--param {name}: {value!r}: {problem}") from error
+        except SpecError as error:
+            raise SpecError("\n".join(f"--param {name}: {line}" for line in str(error).splitlines())) from error
+
+
+def _no_number(text: str) -> Any:
+    raise ValueError(f"{text} is no number of JSON")
+
+
+_QUANTITY: TypeAdapter[str] = TypeAdapter(Quantity)
 _JSON_TYPES: dict[str, type[Any] | tuple[type[Any], ...]] = {
     "LIST": list,
     "STRUCT": dict,
@@ -99,7 +134,7 @@ def _typed(name: str, text: str, kind: str) -> Any:
     if kind == "STRING":
         return text
     try:
-        value = json.loads(text)
+        value = json.loads(text, parse_constant=_no_number)
     except ValueError as error:
         raise SpecError(f"--param {name}: {text!r} is not JSON, and {name} is a {kind}") from error
     if not isinstance(value, _JSON_TYPES[kind]) or (isinstance(value, bool) and kind != "BOOLEAN"):

@@ -21,12 +21,18 @@ LabelKey = Annotated[
 ]
 MountPath = Annotated[str, Field(pattern=r"^(/[A-Za-z0-9._-]+)+$", max_length=256)]
 
+_VOLUME = re.compile(r"[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?")
 _QUANTITY = re.compile(r"(?P<number>[0-9]+(?:\.[0-9]+)?)(?P<suffix>m|k|M|G|T|P|Ki|Mi|Gi|Ti|Pi)?")
 MULTI_POD_STAGES: tuple[StageName, ...] = ("sample", "capture_prefix", "old_logprobs", "train")
 """Stages that can run in several pods."""
 SCRATCH = "/scratch"
 SHARED_MEMORY = "/dev/shm"  # noqa: S108
 CERTIFICATES = "/etc/longstraw-certificates"
+RESERVED_VOLUMES = (
+    *("scratch", "shared-memory", "kfp-launcher"),
+    *("gcs-scratch", "s3-scratch", "minio-scratch", "dot-local-scratch", "dot-cache-scratch", "dot-config-scratch"),
+)
+"""Volumes of this project's pods and of KFP's launcher; KFP names the volume of a claim or config map after it."""
 RESERVED_MOUNTS = (SCRATCH, SHARED_MEMORY, CERTIFICATES, "/tmp", "/s3", "/minio", "/gcs", "/kfp-launcher")  # noqa: S108
 """Taken by this project, and by KFP's launcher for the artifacts of each kind of store."""
 
@@ -35,6 +41,14 @@ def _quantity(text: str) -> str:
     match = _QUANTITY.fullmatch(text)
     if match is None or float(match["number"]) == 0.0:
         raise ValueError("must be a Kubernetes quantity above zero, for instance 2, 500m, 16Gi")
+    return text
+
+
+def _volume_name(text: str) -> str:
+    if _VOLUME.fullmatch(text) is None:
+        raise ValueError(f"{text!r} must have at most 63 of a-z 0-9 -, because the pod's volume has its name")
+    if text in RESERVED_VOLUMES:
+        raise ValueError(f"{text!r} is the name of a volume that every pod has; rename it")
     return text
 
 
@@ -141,7 +155,7 @@ class Toleration(StrictModel):
 class ClaimMount(StrictModel):
     """A persistent volume claim that every stage mounts, for instance the one with model and rows."""
 
-    claim: ObjectName
+    claim: Annotated[ObjectName, AfterValidator(_volume_name)]
     mount_path: MountPath
 
     @model_validator(mode="after")
@@ -158,7 +172,7 @@ class ClaimMount(StrictModel):
 class StoreAuthority(StrictModel):
     """Where the authority is that signed the certificate of the store's server."""
 
-    config_map: Annotated[str, Field(pattern=r"^[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?$")]
+    config_map: Annotated[str, Field(pattern=r"^[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?$"), AfterValidator(_volume_name)]
     """Config map of the pods' namespace; a DNS label, because the pod's volume has its name."""
     key: Annotated[str, Field(pattern=r"^[A-Za-z0-9_][A-Za-z0-9._-]{0,252}$")] = "ca.crt"
     """Its key with the certificates in PEM."""

@@ -65,6 +65,14 @@ def test_compiling_twice_gives_the_same_bytes(spec_file: Path, tmp_path: Path) -
     assert other.read_bytes() != outputs[0]
 
 
+def test_the_specification_is_not_overwritten_by_what_is_compiled_from_it(spec_file: Path) -> None:
+    before = spec_file.read_bytes()
+    result = invoke("compile", str(spec_file), "--out", str(spec_file.parent / "." / spec_file.name))
+    assert result.exit_code == 2
+    assert "is the specification" in result.stderr
+    assert spec_file.read_bytes() == before
+
+
 def test_the_compiled_parameter_keeps_every_digit_of_the_seed(spec_file: Path, tmp_path: Path) -> None:
     out = tmp_path / "pipeline.yaml"
     result = invoke("compile", str(spec_file), "--out", str(out), "--set", f"seed={2**53 - 1}", "-o", "json")

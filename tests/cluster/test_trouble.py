@@ -10,11 +10,12 @@ from typing import Any
 
 import pytest
 from click.testing import CliRunner
+from kubernetes import client
 
 from longstraw_core.artifacts import FileStore
 from longstraw_core.cli.main import main
 from longstraw_core.cluster import launch as launch_module
-from longstraw_core.cluster.api import ClusterApi, Exists, Missing, NotSignedIn, Unreachable
+from longstraw_core.cluster.api import ClusterApi, Exists, Missing, NotSignedIn, Unreachable, make_client
 from longstraw_core.cluster.cleanup import clean_up
 from longstraw_core.cluster.heartbeat import Heart, Watchdog
 from longstraw_core.cluster.journal import Attempt, Owned, attempt_places, open_attempt, read_attempts
@@ -99,6 +100,16 @@ def test_a_token_that_stays_wrong_ends_the_stage_with_what_to_do(
     error = launch_in_thread(fake, store, make_test_plan(), times=times).wait()
     assert isinstance(error, NotSignedIn)
     assert "longstraw doctor" in str(error)
+
+
+def test_a_token_that_no_header_carries_is_not_quoted(fake: Cluster) -> None:
+    configuration = client.Configuration()
+    configuration.host = fake.url
+    configuration.api_key = {"authorization": "Bearer word-1\ninjected: x"}
+    api = ClusterApi(make_client(configuration), fake.namespace, replace(QUICK, outage_seconds=0.0))
+    with pytest.raises(Unreachable, match="the token cannot be sent") as refused:
+        api.get("Job", "any")
+    assert "word-1" not in str(refused.value)
 
 
 def test_an_answer_that_is_none_does_not_leave_the_launcher_waiting_for_ever(

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner, Result
 
+from longstraw_core.artifacts import FileStore
 from longstraw_core.cli.main import main
 from tests.servers.kubeflow_api import KubeflowApi
 from tests.servers.kubernetes_reads import KubernetesReads, kubernetes_reads
@@ -133,3 +134,26 @@ def test_following_without_the_right_to_read_logs_ends(
     result = following(logs, api, [{"run": "RUNNING"}])
     assert result.exit_code == 2
     assert "403" in result.stderr
+
+
+@pytest.mark.parametrize("content", [b"a: [", b"\xff\xfe", b"a: 1", b"- 1", b""])
+@pytest.mark.parametrize("command", [["logs", RUN], ["cleanup", "demo", "--store"]])
+def test_a_file_that_is_no_kubeconfig_is_one_line(command: list[str], content: bytes, tmp_path: Path) -> None:
+    config = tmp_path / "config"
+    config.write_bytes(content)
+    store = [FileStore(tmp_path / "store", create=True).uri] if command[0] == "cleanup" else []
+    result = invoke(*command, *store, "--kubeconfig", str(config))
+    assert result.exit_code == 2
+    assert len(result.stderr.splitlines()) == 1
+    assert "--kubeconfig" in result.stderr
+
+
+def test_a_token_that_no_header_carries_is_not_quoted(
+    logs: list[str], cluster: KubernetesReads, tmp_path: Path
+) -> None:
+    config = cluster.kubeconfig(tmp_path / "config")
+    config.write_text(config.read_text().replace("token: t", 'token: "word-1\\ninjected: x"'))
+    result = invoke(*logs)
+    assert result.exit_code == 2
+    assert "the token cannot be sent" in result.stderr
+    assert "word-1" not in result.output

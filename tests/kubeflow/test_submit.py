@@ -1,6 +1,9 @@
 """`longstraw submit`, `status` and `cancel` against an HTTP fake of KFP's API server."""
 
 import json
+import signal
+import subprocess
+import sys
 import threading
 from pathlib import Path
 from typing import Any
@@ -16,6 +19,7 @@ from longstraw_core.spec import Retryable, sha256_digest
 from tests.servers.kubeflow_api import KubeflowApi, kubeflow_api
 from tests.servers.kubernetes_api.kubelet import eventually
 from tests.servers.kubernetes_api.proxy import Proxy
+from tests.servers.kubernetes_reads import kubernetes_reads
 
 STAGES = ("audit-data", "export-lora", "sample", "train")
 
@@ -202,6 +206,25 @@ def test_what_no_pod_would_find_is_refused_before_anything_is_sent(
         (["--param", "tolerations=x"], "is not JSON"),
         (["--param", "run=a", "--param", "run=b"], "twice"),
         (["--param", "run=" + "x" * 10_000], "KFP takes 10000"),
+        (["--param", "run=../../x"], "--param run: run name '../../x'"),
+        (["--param", "run="], "--param run: run name ''"),
+        (["--param", "spec=garbage"], "--param spec: "),
+        (["--param", "parent_checkpoint=x"], "--param parent_checkpoint: "),
+        (["--param", "trainer_memory=lots"], "--param trainer_memory: 'lots'"),
+        (["--param", "sampler_cpu=0"], "--param sampler_cpu: '0'"),
+        (["--param", "trainer_accelerators=-1"], "--param trainer_accelerators: '-1'"),
+        (["--param", 'node_selector={"a": NaN}'], "NaN"),
+        (["--set", "cluster.stages.train.nodes=2"], "cluster.stages.train.nodes: 2: layout.context_parallel is 1"),
+        (
+            [
+                *("--set", "sampling.engine=sglang", "--set", "sampling.server.nodes=2"),
+                *("--set", "sampling.server.tensor_parallel=2"),
+            ],
+            "cluster.stages.sample.nodes: 1: sampling.server.nodes is 2",
+        ),
+        (["--set", "data.path=/data/{{workflow.name}}"], "'{{'"),
+        (["--timeout-minutes", "nan"], "finite"),
+        (["--poll-seconds", "inf"], "finite"),
         (["--pipeline-root", "/x"], "--pipeline-root"),
         (["--endpoint", "localhost:8080"], "--endpoint"),
         (["--endpoint", "http://user:word@host"], "--endpoint"),
@@ -215,6 +238,45 @@ def test_a_wrong_option_is_refused_before_anything_is_sent(
     assert result.exit_code == 2
     assert words in result.stderr
     assert api.requests == []
+
+
+@pytest.mark.parametrize("endpoint", ["http://localhost:99999", "http://[::1"])
+def test_an_endpoint_that_is_no_address_is_not_worth_another_try(endpoint: str) -> None:
+    result = invoke("status", "a-run", "--endpoint", endpoint)
+    assert result.exit_code == 2
+    assert "--endpoint" in result.stderr
+
+
+@pytest.mark.parametrize("command", ["status", "cancel", "logs"])
+@pytest.mark.parametrize("run", ["", " ", "a,b", "../runs", "a\x1b[31m"])
+def test_what_can_be_no_id_is_refused_before_anything_is_asked(
+    api: KubeflowApi, tmp_path: Path, command: str, run: str
+) -> None:
+    with kubernetes_reads() as cluster:
+        where = ["--kubeconfig", cluster.kubeconfig(tmp_path / "config")] if command == "logs" else []
+        result = invoke(command, run, "--endpoint", api.endpoint, *where)
+    assert result.exit_code == 2
+    assert "is no run's id" in result.stderr
+    assert "\x1b" not in result.stderr
+    assert api.requests == []
+
+
+def test_an_interrupted_wait_says_that_the_run_goes_on(submit: list[object], api: KubeflowApi) -> None:
+    api.script = [{"run": "RUNNING"}]
+    process = subprocess.Popen(
+        [sys.executable, "-m", "longstraw_core.cli", *(str(argument) for argument in submit), "--wait"],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    eventually(lambda: any(looks > 1 for looks in api.looks.values()), "the run is watched")
+    process.send_signal(signal.SIGINT)
+    _, said = process.communicate(timeout=60)
+    assert process.returncode == 130
+    (run,) = api.runs
+    assert f"longstraw status {run} -f" in said
+    assert "same command" not in said  # that would start a second run
+    assert api.terminated == set()
 
 
 def test_a_text_parameter_stays_a_text_whatever_it_looks_like(submit: list[object], api: KubeflowApi) -> None:
@@ -244,6 +306,20 @@ def test_a_token_is_needed_read_again_and_never_printed(submit: list[object], ap
     taken = invoke(*submit, "--token-file", file)
     assert taken.exit_code == 0
     assert "word-1" not in refused.output + taken.output
+
+
+@pytest.mark.parametrize("token", ["word-1\ninjected: x", "word-1 x", "word-1€"])
+def test_a_token_that_no_header_carries_is_refused_without_being_quoted(api: KubeflowApi, token: str) -> None:
+    refused = invoke("status", "a-run", "--endpoint", api.endpoint, environment={"KFP_EXISTING_TOKEN": token})
+    assert refused.exit_code == 2
+    assert "KFP_EXISTING_TOKEN: does not hold one token" in refused.stderr
+    assert "word-1" not in refused.output
+    assert api.requests == []
+
+
+def test_the_end_of_the_line_of_a_token_is_no_part_of_it(submit: list[object], api: KubeflowApi) -> None:
+    api.token = "word-1"  # noqa: S105
+    assert invoke(*submit, environment={"KFP_EXISTING_TOKEN": "word-1\n"}).exit_code == 0
 
 
 def test_a_multi_user_installation_needs_a_profile(cluster_spec: Path, images: Path) -> None:

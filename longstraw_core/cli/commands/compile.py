@@ -44,6 +44,12 @@ def compile_command(
     parsed = read_spec(spec, overrides)
     count = transactions or parsed.schedule.transactions
     lock = image_lock(images)
+    if lock:
+        from pipelines.planned_placement import check_spread
+
+        check_spread(parsed)
+    if out.exists() and spec.exists() and out.samefile(spec):
+        raise SpecError(f"--out: {out} is the specification, which would be lost; name another file")
     content = compile_pipeline(parsed, count, lock)
     if not out.parent.is_dir():
         raise SpecError(f"--out: {out.parent} is not a directory")

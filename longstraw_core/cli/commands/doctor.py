@@ -10,7 +10,7 @@ import click
 
 from longstraw_core.artifacts import open_store
 from longstraw_core.artifacts.store import path_of_file_uri
-from longstraw_core.cli.command import output_option, reports_errors
+from longstraw_core.cli.command import FiniteRange, output_option, reports_errors
 from longstraw_core.cli.output import OutputFormat, console, make_table, print_json, printable
 from longstraw_core.cli.server_options import connect, server_options
 from longstraw_core.cli.spec_file import read_spec, resolve_paths
@@ -42,7 +42,7 @@ from longstraw_core.stages.snapshot import check_snapshot
 @click.option("--check-images", "ask_registries", is_flag=True, help="Ask the registries for every image of the lock.")
 @click.option("--images", type=click.Path(path_type=Path), help="Image lock (default: images/images.lock.json).")
 @click.option("--directory", type=click.Path(path_type=Path), default=Path("runs"), show_default=True, help="For runs.")
-@click.option("--least-free-gb", type=click.FloatRange(0), default=10.0, show_default=True, help="Free space there.")
+@click.option("--least-free-gb", type=FiniteRange(0), default=10.0, show_default=True, help="Free space there.")
 @output_option
 @reports_errors
 def doctor_command(

@@ -5,7 +5,7 @@ import math
 import click
 
 from longstraw_core.artifacts import collect_garbage, open_store
-from longstraw_core.cli.command import output_option, reports_errors
+from longstraw_core.cli.command import FiniteRange, output_option, reports_errors
 from longstraw_core.cli.output import OutputFormat, console, human_bytes, print_json
 from longstraw_core.spec import SpecError
 
@@ -15,7 +15,7 @@ from longstraw_core.spec import SpecError
 @click.option("--keep-runs", type=click.IntRange(0), required=True, help="How many runs to keep, the newest first.")
 @click.option(
     "--grace-hours",
-    type=click.FloatRange(0),
+    type=FiniteRange(0),
     default=24.0,
     show_default=True,
     help="Delete nothing younger: a running stage's blobs have no receipt yet.",

@@ -6,7 +6,7 @@ from typing import cast, get_args
 
 import click
 
-from longstraw_core.cli.command import output_option, reports_errors
+from longstraw_core.cli.command import FiniteRange, output_option, reports_errors
 from longstraw_core.cli.output import OutputFormat, print_json, printable
 from longstraw_core.cli.server_options import connect, server_options
 from longstraw_core.kubeflow.kubernetes_access import NotThere, open_kubernetes
@@ -24,7 +24,7 @@ from longstraw_core.spec.receipts import StageName
 @click.option("-f", "--follow", is_flag=True, help="Go on until the run has ended; needs --endpoint.")
 @click.option("--kubeconfig", type=click.Path(path_type=Path), help="Default: KUBECONFIG, or ~/.kube/config.")
 @click.option("--context", help="Context of the kubeconfig (default: its current one).")
-@click.option("--poll-seconds", type=click.FloatRange(0.05), default=5.0, show_default=True, help="Between two looks.")
+@click.option("--poll-seconds", type=FiniteRange(0.05), default=5.0, show_default=True, help="Between two looks.")
 @output_option
 @reports_errors
 def logs_command(

@@ -9,7 +9,7 @@ from typing import Any, ParamSpec
 import click
 from pydantic import ValidationError
 
-from longstraw_core.cli.command import output_option, reports_errors
+from longstraw_core.cli.command import FiniteRange, output_option, reports_errors
 from longstraw_core.cli.output import OutputFormat, console, make_table, print_json
 from longstraw_core.rewards.answer_file import AnsweredRow, read_answers
 from longstraw_core.rewards.explanation import explain_verdict
@@ -30,7 +30,7 @@ def scorer_options(function: Callable[Parameters, None]) -> Callable[Parameters,
         click.option("--workers", type=click.IntRange(1, 64), help="Worker processes; the scores do not depend on it."),
         click.option(
             "--timeout-seconds",
-            type=click.FloatRange(0.0, min_open=True),
+            type=FiniteRange(0.0, min_open=True),
             default=defaults.timeout_seconds,
             show_default=True,
             help="Longest time for one comparison or one call of the function.",

@@ -2,7 +2,7 @@
 
 import click
 
-from longstraw_core.cli.command import output_option, reports_errors
+from longstraw_core.cli.command import FiniteRange, output_option, reports_errors
 from longstraw_core.cli.output import OutputFormat, print_json
 from longstraw_core.cli.run_states import follow_run, require_success, run_record, show_run
 from longstraw_core.cli.server_options import connect, server_options
@@ -13,7 +13,7 @@ from longstraw_core.kubeflow.server import ServerAddress
 @click.argument("run")
 @server_options
 @click.option("-f", "--follow", is_flag=True, help="Show changes until the end; exit 0 only for SUCCEEDED.")
-@click.option("--poll-seconds", type=click.FloatRange(0.05), default=5.0, show_default=True, help="Between two looks.")
+@click.option("--poll-seconds", type=FiniteRange(0.05), default=5.0, show_default=True, help="Between two looks.")
 @output_option
 @reports_errors
 def status_command(
@@ -40,7 +40,7 @@ def status_command(
 @click.argument("run")
 @server_options
 @click.option("-f", "--follow", is_flag=True, help="Wait until the run has ended.")
-@click.option("--poll-seconds", type=click.FloatRange(0.05), default=5.0, show_default=True, help="Between two looks.")
+@click.option("--poll-seconds", type=FiniteRange(0.05), default=5.0, show_default=True, help="Between two looks.")
 @output_option
 @reports_errors
 def cancel_command(

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import click
 
-from longstraw_core.cli.command import output_option, reports_errors
+from longstraw_core.cli.command import FiniteRange, output_option, reports_errors
 from longstraw_core.cli.compile_pipeline import compile_pipeline
 from longstraw_core.cli.output import OutputFormat, print_json
 from longstraw_core.cli.run_states import follow_run, require_success
@@ -52,8 +52,8 @@ from longstraw_core.spec import SpecError, sha256_digest
 @click.option("--service-account", help="Service account of the pods (default: the installation's).")
 @click.option("--register-only", is_flag=True, help="Upload the pipeline and start no run.")
 @click.option("--wait", is_flag=True, help="Show the stages' states until the end; exit 0 only for SUCCEEDED.")
-@click.option("--timeout-minutes", type=click.FloatRange(0), help="Longest wait; afterwards exit 75, the run goes on.")
-@click.option("--poll-seconds", type=click.FloatRange(0.05), default=5.0, show_default=True, help="Between two looks.")
+@click.option("--timeout-minutes", type=FiniteRange(0), help="Longest wait; afterwards exit 75, the run goes on.")
+@click.option("--poll-seconds", type=FiniteRange(0.05), default=5.0, show_default=True, help="Between two looks.")
 @output_option
 @reports_errors
 def submit_command(
@@ -80,11 +80,13 @@ def submit_command(
     The version's name is the digest of the compiled pipeline, so the same specification and images are uploaded once.
     """
     from components.images import image_lock
+    from pipelines.planned_placement import check_spread
 
     del namespace  # the address has it
     server = connect(address)
     parsed = read_spec(spec, overrides)
     check_for_cluster(parsed)
+    check_spread(parsed)
     lock = image_lock(images)
     content = compile_pipeline(parsed, transactions or parsed.schedule.transactions, lock)
     compiled = load_pipeline(content, "the compiled pipeline")
