@@ -1,18 +1,22 @@
 """What `longstraw plan` says of stages of several pods: as records and as tables."""
 
+import re
 import sys
 import warnings
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from longstraw_core.artifacts.receipts import receipt_name
 from longstraw_core.cli.output import console, make_table
-from longstraw_core.spec import TransactionSpec
+from longstraw_core.spec import SpecError, TransactionSpec
 
 if TYPE_CHECKING:
     from longstraw_core.cluster.placement import PlacementPlan
 
 DIGEST_ROW = "plan"
 """The launcher's digest also covers receipts of the stages before, and the task's variables: not known beforehand."""
+
+_NAMESPACE = re.compile(r"[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?")
 
 
 def plan_pods(
@@ -21,8 +25,12 @@ def plan_pods(
     """Return the placement of the stages with several nodes; without an image lock none, said on standard error.
 
     Raises:
-        SpecError: a stage cannot be spread over that many nodes, or the lock cannot be read.
+        SpecError: a stage cannot be spread over that many nodes, no run or namespace can have that name, or the lock
+            cannot be read.
     """
+    receipt_name(run, transaction, "train")
+    if _NAMESPACE.fullmatch(namespace) is None:
+        raise SpecError(f"--namespace {namespace!r}: must be 1 to 63 of a-z 0-9 - and begin and end without -")
     if not any(stage.nodes > 1 for stage in spec.cluster.stages.values()):
         return []
     with warnings.catch_warnings():

@@ -231,9 +231,11 @@ def read_architecture(config: Mapping[str, Any], source: str) -> Architecture:
     """Return the shape that a Hugging Face `config.json` describes.
 
     Raises:
-        SpecError: the family is not supported, or a field is missing or no number.
+        SpecError: the family is not supported, or a field is missing or not a number that a model can have.
     """
     text = cast("Mapping[str, Any]", config.get("text_config", config))
+    if not isinstance(text, Mapping):  # type: ignore[reportUnnecessaryIsInstance]
+        raise SpecError(f"{source}: text_config must be one JSON object")
     fields = _Fields(text, source)
     kind = text.get("model_type")
     if kind in ("qwen3_5_text", "qwen3_5"):
@@ -243,19 +245,23 @@ def read_architecture(config: Mapping[str, Any], source: str) -> Architecture:
     raise SpecError(f"{source}: model_type {kind!r} is not supported; supported are qwen3_5_text, glm_moe_dsa")
 
 
+_LARGEST = (1 << 31) - 1
+
+
 class _Fields:
     def __init__(self, fields: Mapping[str, Any], source: str) -> None:
         self.fields, self.source = fields, source
 
-    def number(self, name: str, default: int | None = None) -> int:
+    def number(self, name: str, default: int | None = None, *, least: int = 1) -> int:
         value = self.fields.get(name, default)
-        if not isinstance(value, int) or isinstance(value, bool) or value < 0:
-            raise SpecError(f"{self.source}: {name} is {value!r}: must be a whole number")
+        if not isinstance(value, int) or isinstance(value, bool) or not least <= value <= _LARGEST:
+            raise SpecError(f"{self.source}: {name} is {value!r}: must be a whole number from {least} to {_LARGEST}")
         return value
 
     def kinds(self, name: str, known: tuple[str, ...], default: list[str]) -> list[str]:
         value = self.fields.get(name) or default
-        if not isinstance(value, list) or len(value) != self.number("num_hidden_layers") or set(value) - set(known):  # type: ignore[arg-type]
+        layers = self.number("num_hidden_layers")
+        if not isinstance(value, list) or len(value) != layers or any(kind not in known for kind in value):  # type: ignore[arg-type]
             raise SpecError(f"{self.source}: {name} must name one of {', '.join(known)} for every layer")
         return cast("list[str]", value)
 
@@ -276,7 +282,7 @@ def _hybrid(fields: _Fields) -> Architecture:
         key_heads=n("num_key_value_heads"),
         head_dim=n("head_dim"),
     )
-    every = n("full_attention_interval", 4)
+    every = n("full_attention_interval", 4, least=0)
     by_interval = ["full_attention" if every and (i + 1) % every == 0 else "linear_attention" for i in range(count)]
     kinds = fields.kinds("layer_types", ("linear_attention", "full_attention"), by_interval)
     network = Dense(hidden, n("intermediate_size"))
@@ -293,10 +299,10 @@ def _hybrid(fields: _Fields) -> Architecture:
 
 def _glm(fields: _Fields) -> Architecture:
     n, hidden, count = fields.number, fields.number("hidden_size"), fields.number("num_hidden_layers")
-    frequency, offset = n("index_topk_freq", 1), n("index_skip_topk_offset", 2)
+    frequency, offset = n("index_topk_freq", 1, least=0), n("index_skip_topk_offset", 2, least=0)
     by_frequency = ["shared" if max(i - offset + 1, 0) % max(frequency, 1) else "full" for i in range(count)]
     indexers = fields.kinds("indexer_types", ("full", "shared"), by_frequency)
-    leading = n("first_k_dense_replace", 0)
+    leading = n("first_k_dense_replace", 0, least=0)
     networks = fields.kinds(
         "mlp_layer_types", ("dense", "sparse"), ["dense" if i < leading else "sparse" for i in range(count)]
     )
@@ -307,7 +313,7 @@ def _glm(fields: _Fields) -> Architecture:
         intermediate=width,
         experts=n("n_routed_experts"),
         chosen=n("num_experts_per_tok"),
-        shared=Dense(hidden, width * n("n_shared_experts")),
+        shared=Dense(hidden, width * n("n_shared_experts", least=0)),
     )
 
     def mixer(indexes: bool) -> LatentAttention:

@@ -4,7 +4,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Annotated
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from longstraw_core.planning.architecture import Architecture, Experts, GatedDelta
 from longstraw_core.planning.memory import (
@@ -34,7 +34,7 @@ _NETWORK = ("gate_proj", "up_proj", "down_proj")
 _EXPERTS = ("experts.gate_up_proj", "experts.down_proj")
 PRESETS = {"attention": _ATTENTION, "attention+mlp": _ATTENTION + _NETWORK, "all": _ATTENTION + _NETWORK + _EXPERTS}
 
-Positive = Annotated[FiniteFloat, Field(gt=0.0)]
+Positive = Annotated[FiniteFloat, Field(gt=0.0, le=1e12)]
 
 
 class DeviceFigures(StrictModel):
@@ -53,6 +53,12 @@ class DeviceFigures(StrictModel):
     """Share of the peak that is reached."""
     link_gb_per_second: Positive | None = None
     """What one accelerator sends to the others, 10^9 bytes per second."""
+
+    @model_validator(mode="after")
+    def _something_is_left(self) -> "DeviceFigures":
+        if self.reserved_gb >= self.memory_gb:
+            raise ValueError(f"reserved_gb {self.reserved_gb:g} leaves nothing of memory_gb {self.memory_gb:g}")
+        return self
 
 
 @dataclass(frozen=True)

@@ -87,6 +87,11 @@ def test_without_figures_nothing_is_said_of_fit_or_time() -> None:
     [
         ([*HYBRID, "--memory-gb", "-1"], "memory_gb"),
         ([*HYBRID, "--teraflops", "100"], "memory_gb"),
+        ([*HYBRID, "--memory-gb", "1e308"], "memory_gb"),
+        ([*HYBRID, *DEVICE, "--reserved-gb", "200"], "reserved_gb 200 leaves nothing of memory_gb 96"),
+        ([*HYBRID, "--run", "../x"], "run name '../x'"),
+        ([*HYBRID, "--run", ""], "run name ''"),
+        ([*HYBRID, "--namespace", "Bad Name"], "--namespace 'Bad Name'"),
         ([*HYBRID, "--device", "nowhere.json"], "nowhere.json"),
         ([*MIXTURE, "--expert-parallel", "24"], "does not divide"),
         ([*HYBRID, "--context-parallel", "32"], "does not divide the 48 value heads"),
@@ -97,6 +102,36 @@ def test_without_figures_nothing_is_said_of_fit_or_time() -> None:
 )
 def test_wrong_input_is_one_line(arguments: list[str], words: str) -> None:
     result = invoke(*arguments)
+    assert result.exit_code == 2
+    assert words in result.stderr
+    assert len(result.stderr.splitlines()) == 1
+
+
+@pytest.mark.parametrize(
+    ("content", "words"),
+    [
+        ({"num_hidden_layers": 0, "layer_types": None}, "num_hidden_layers is 0"),
+        ({"max_position_embeddings": 0}, "max_position_embeddings is 0"),
+        ({"hidden_size": 0}, "hidden_size is 0"),
+        ({"hidden_size": 10**30}, "hidden_size is 1000"),
+        ({"head_dim": -1}, "head_dim is -1"),
+        ({"layer_types": [["x"]] * 64}, "layer_types must name"),
+        ({"text_config": None}, "text_config must be one JSON object"),
+        ({"text_config": [1]}, "text_config must be one JSON object"),
+        ("[" * 100_000, "not JSON"),
+        (b"\xff\xfe", "not JSON"),
+    ],
+)
+def test_a_configuration_that_no_model_has_is_one_line(
+    content: dict[str, object] | str | bytes, words: str, tmp_path: Path
+) -> None:
+    config = tmp_path / "config.json"
+    if isinstance(content, dict):
+        known = json.loads((PLANS / "qwen3.6-27b" / "config.json").read_text(encoding="utf-8"))
+        config.write_text(json.dumps(known | content), encoding="utf-8")
+    else:
+        config.write_bytes(content if isinstance(content, bytes) else content.encode())
+    result = invoke("plan", str(PLANS / "qwen3.6-27b.yaml"), "--set", f"model.snapshot={tmp_path}", *DEVICE)
     assert result.exit_code == 2
     assert words in result.stderr
     assert len(result.stderr.splitlines()) == 1

@@ -76,7 +76,13 @@ def plan_command(
             )
         }
     )
-    pods = plan_pods(placed, run=run_name or parsed.name, transaction=transaction, namespace=namespace, images=images)
+    pods = plan_pods(
+        placed,
+        run=parsed.name if run_name is None else run_name,
+        transaction=transaction,
+        namespace=namespace,
+        images=images,
+    )
     known = _device(device, {name: value for name, value in figures.items() if value is not None})
     plan = make_plan(architecture, parsed, ranks, tokens, known)
     record = plan_record(plan, parsed.objective.gradient, known)
@@ -150,7 +156,7 @@ def _architecture(path: Path, family: str) -> Architecture:
         config = json.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
         raise SpecError(f"model.snapshot: {path}: {error.strerror}") from error
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise SpecError(f"{path}: not JSON: {error}") from error
     if not isinstance(config, dict):
         raise SpecError(f"{path}: must be one JSON object")
@@ -167,7 +173,7 @@ def _device(path: Path | None, flags: dict[str, float]) -> DeviceFigures | None:
     if path is not None:
         try:
             fields = json.loads(path.read_text(encoding="utf-8"))
-        except (OSError, ValueError) as error:
+        except (OSError, ValueError, RecursionError) as error:
             raise SpecError(f"--device: {path}: cannot be read: {error}") from error
     fields = {**fields, **flags} if isinstance(fields, dict) else fields
     source = str(path) if path else "device figures"
