@@ -6,6 +6,11 @@ from typing import Any, cast
 
 from longstraw_core.spec.errors import SpecError
 
+FP32 = 4
+"""Bytes of an fp32 number."""
+DELTA_CHUNK = 64
+"""Tokens per chunk of the delta rule."""
+
 
 @dataclass(frozen=True)
 class Linear:

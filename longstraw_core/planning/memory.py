@@ -8,6 +8,8 @@ from collections.abc import Collection
 from dataclasses import dataclass
 
 from longstraw_core.planning.architecture import (
+    DELTA_CHUNK,
+    FP32,
     Architecture,
     Dense,
     Experts,
@@ -17,12 +19,10 @@ from longstraw_core.planning.architecture import (
     Layer,
     Linear,
 )
+from longstraw_core.planning.capture import chunk_peak
 from longstraw_core.spec.receipts import GradientMode
 from longstraw_core.spec.transaction import LayoutSpec
 
-FP32 = 4
-DELTA_CHUNK = 64
-"""Tokens per chunk of the delta rule."""
 NF4_BYTES = 0.5 + FP32 / 64
 OPTIMIZER_BYTES = 16
 """Per trained parameter: fp32 weight, gradient and AdamW's two moments."""
@@ -241,15 +241,17 @@ def _latent_bytes(mixer: LatentAttention, adapted: bool, rank: int, element: int
 
 @dataclass(frozen=True)
 class Activations:
-    """What one rank's autograd graph and its temporaries take at most, in bytes."""
+    """What a pass through the layers takes on one rank at most, graph and temporaries, in bytes."""
 
     replay: float
     sweep: float
+    capture: float = 0.0
+    """Of a chunk on its way through the layers, without a graph."""
 
     @property
     def peak(self) -> float:
-        """The larger of the two; they are never alive together."""
-        return max(self.replay, self.sweep)
+        """The largest; they are never alive together."""
+        return max(self.capture, self.replay, self.sweep)
 
 
 def activation_peak(
@@ -264,7 +266,7 @@ def activation_peak(
     response_tokens: int,
     prompt_tokens: int,
 ) -> Activations:
-    """Return the peak of a replayed response, and of a swept chunk (mode `exact`).
+    """Return the peak of a captured chunk, of a replayed response, and of a swept chunk (mode `exact`).
 
     With `layout.checkpoint_layers` every layer keeps its input, and one layer at a time everything.
     """
@@ -283,13 +285,14 @@ def activation_peak(
     head_rows = min(HEAD_TILE_TOKENS, -(-response_tokens // ranks.context))
     head = 3 * head_rows * min(HEAD_TILE_VOCABULARY, architecture.vocabulary) * FP32
     replay = graph(response_tokens, layers) + head
-    if gradient != "exact":
-        return Activations(replay, 0.0)
     chunk = min(layout.prompt_chunk_tokens, max(prompt_tokens - 1, 0))
+    capture = chunk_peak(architecture.layers[:-1], chunk, ranks.context, element)
+    if gradient != "exact":
+        return Activations(replay, 0.0, capture)
     # the last layer of a swept chunk stops at its state; what layers produce is held with its gradient to the end
     own = -(-chunk // ranks.context)
     produced = own * sum(_produced_bytes(layer, element) for layer in architecture.layers)
-    return Activations(replay, graph(chunk, layers[:-1]) + produced)
+    return Activations(replay, graph(chunk, layers[:-1]) + produced, capture)
 
 
 def _produced_bytes(layer: Layer, element: int) -> float:
@@ -320,12 +323,18 @@ def _temporary_bytes(layer: Layer) -> float:
 
 
 def _gathered_bytes(layer: Layer, ranks: Ranks, element: int) -> float:
-    """Per token of the whole segment: queries, output and its gradient of all ranks, and fp32 partials."""
+    """Per token of the whole segment, in the backward of a layer whose queries visit every rank.
+
+    Queries and output gradients as gathered and apart, and fp32 partials of the queries' gradient as computed and as
+    received; latent attention also takes the output gradients in fp32.
+    """
     if ranks.context == 1:
         return 0.0
     mixer = layer.mixer
     if isinstance(mixer, FullAttention):
-        return mixer.heads * mixer.head_dim * (3 * element + FP32)
+        return mixer.heads * mixer.head_dim * (4 * element + 2 * FP32)
     if isinstance(mixer, LatentAttention):
-        return mixer.heads * (mixer.latent + mixer.rope) * (3 * element + FP32)
+        row, latent = mixer.latent + mixer.rope, mixer.latent
+        widened = 0 if element == FP32 else latent * FP32
+        return mixer.heads * (2 * (row + latent) * element + widened + 2 * row * FP32)
     return 0.0

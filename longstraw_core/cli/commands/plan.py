@@ -113,6 +113,7 @@ def plan_record(plan: Plan, gradient: str, device: DeviceFigures | None) -> dict
         "state_on_host": memory.state_on_host,
         "state_bytes_per_token_all_ranks": round(plan.state_bytes_per_token, 1),
         "state_bytes_per_token": round(plan.state_bytes_per_token / plan.ranks.context, 1),
+        "activation_capture_bytes": round(plan.activations.capture),
         "activation_replay_bytes": round(plan.activations.replay),
         "activation_sweep_bytes": round(plan.activations.sweep),
         "device_bytes": round(memory.device),
