@@ -1,6 +1,7 @@
 """The placement of a specification's multi-pod stages before anything runs, as the launcher will compute it."""
 
 from collections.abc import Mapping
+from typing import Any
 
 from longstraw_core.cluster.placement import PlacementPlan
 from longstraw_core.cluster.task_config import PodSettings, accelerators
@@ -77,6 +78,21 @@ def check_spread(spec: TransactionSpec) -> None:
         placement = placement_of(stage, spec.cluster)
         if placement is not None or stage == "sample":
             processes_per_node(stage, spec, 1 if placement is None else placement.nodes, accelerators=0)
+
+
+def check_accelerators(spec: TransactionSpec, parameters: Mapping[str, Any]) -> None:
+    """Refuse numbers of accelerators that do not suit a spread stage's ranks, with a run's parameters in effect.
+
+    Raises:
+        SpecError: naming the stage, its ranks per pod and the accelerators that a pod would have.
+    """
+    changed: dict[str, PodResources] = {}
+    for role in ("trainer", "sampler"):
+        if f"{role}_accelerators" in parameters:
+            resources: PodResources = getattr(spec.cluster, role)
+            count = int(parameters[f"{role}_accelerators"])
+            changed[role] = resources.model_copy(update={"accelerators": count})
+    spread_stages(spec.model_copy(update={"cluster": spec.cluster.model_copy(update=changed)}))
 
 
 def planned_pod(stage: StageName, cluster: ClusterSpec) -> PodSettings:

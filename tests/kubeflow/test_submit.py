@@ -279,6 +279,19 @@ def test_an_interrupted_wait_says_that_the_run_goes_on(submit: list[object], api
     assert api.terminated == set()
 
 
+def test_accelerators_of_a_spread_stage_are_those_that_the_run_will_have(
+    submit: list[object], api: KubeflowApi
+) -> None:
+    spread = [*submit, "--set", "layout.context_parallel=16", "--set", "cluster.stages.train.nodes=2"]
+    for accelerators in ((), ("--param", "trainer_accelerators=4")):
+        refused = invoke(*spread, *accelerators)
+        assert refused.exit_code == 2
+        assert "layout.context_parallel 16 is 8 ranks per pod" in refused.stderr
+    assert api.requests == []
+    for accelerators in ("8", "0"):
+        assert invoke(*spread, "--param", f"trainer_accelerators={accelerators}").exit_code == 0
+
+
 def test_a_text_parameter_stays_a_text_whatever_it_looks_like(submit: list[object], api: KubeflowApi) -> None:
     assert invoke(*submit, "--param", "run=7e1234").exit_code == 0
     (run,) = api.runs.values()

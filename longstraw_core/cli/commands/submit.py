@@ -80,7 +80,7 @@ def submit_command(
     The version's name is the digest of the compiled pipeline, so the same specification and images are uploaded once.
     """
     from components.images import image_lock
-    from pipelines.planned_placement import check_spread
+    from pipelines.planned_placement import check_accelerators, check_spread
 
     del namespace  # the address has it
     server = connect(address)
@@ -92,6 +92,7 @@ def submit_command(
     compiled = load_pipeline(content, "the compiled pipeline")
     check_pipeline(compiled, lock)
     parameters = run_parameters(compiled, assignments)
+    check_accelerators(parsed, parameters)
     if pipeline_root is not None and not pipeline_root.startswith(PIPELINE_ROOT_SCHEMES):
         raise SpecError(f"--pipeline-root {pipeline_root}: must start with one of {', '.join(PIPELINE_ROOT_SCHEMES)}")
     if register_only and (wait or assignments):
