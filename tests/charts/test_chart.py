@@ -1,5 +1,6 @@
 """The chart, by the real Helm binary: what it renders, what it refuses, and that teams are kept apart."""
 
+import ipaddress
 import json
 import subprocess
 import sys
@@ -13,12 +14,42 @@ from click.testing import CliRunner
 from longstraw_core.artifacts import open_store
 from longstraw_core.cli.main import main
 from longstraw_core.cluster.permissions import role_rules
+from longstraw_core.spec import TransactionSpec
+from longstraw_core.spec.cluster import ClusterSpec
+from longstraw_core.spec.transaction import StorageSpec
 from tests.charts.rendering import CHART, GOLDEN, VALUES, helm, objects, template
 from tests.servers.seaweedfs import prefix_user, seaweedfs
 
 MINIMAL, FULL = VALUES / "minimal.yaml", VALUES / "full.yaml"
 KUBERNETES = ["1.31", "1.32", "1.33", "1.34", "1.35", "1.36", "1.37"]
 DIGEST = "sha256:" + "a" * 64
+# names that YAML reads as numbers when nobody quotes them
+DIGITS = (
+    'team="123"',
+    'store={"uri":"s3://longstraw/teams/123","secretName":"1e3","caBundle":{"configMapName":"0","key":"1.0"}}',
+    'serviceAccount={"create":true,"name":"7","annotations":{"a.b/c":"true"}}',
+    'imagePullSecrets=["10"]',
+    'kfp.tokenAudience="a:"',
+    'snapshotCache={"enabled":true,"size":5,"storageClassName":"2","accessMode":"ReadWriteOncePod"}',
+    'networkPolicy.egressNamespaces=["3"]',
+    'queue={"enabled":true,"clusterQueue":"4"}',
+    "garbageCollection.enabled=true",
+)
+LONGEST = "t" * 40
+EVERYTHING_FOR_THE_LONGEST_NAME = (
+    f'team="{LONGEST}"',
+    f'store.uri="s3://longstraw/teams/{LONGEST}"',
+    f'transaction={{"name":"n","storage":{{"uri":"s3://longstraw/teams/{LONGEST}"}}}}',
+    "recurring.enabled=true",
+    'recurring.schedule="*/15 0-6,12 1,15 JAN-MAR mon-fri"',
+    "recurring.timeoutSeconds=2592000",
+    "garbageCollection.enabled=true",
+    'garbageCollection.schedule="@daily"',
+    "garbageCollection.keepRuns=1000000",
+    "snapshotCache.enabled=true",
+    "jobs.runAsUser=1000650000",
+    'resourceQuota={"pods":50,"requests.nvidia.com/gpu":"8"}',
+)
 
 MATRIX = [
     (),
@@ -31,6 +62,11 @@ MATRIX = [
     ('store.secretName=""', 'serviceAccount.annotations={"role":"arn"}'),
     ('kfp.tokenSecretName="token"',),
     ('transaction={"name":"n","storage":{"uri":"s3://longstraw/teams/search"}}', "recurring.enabled=true"),
+    DIGITS,
+    EVERYTHING_FOR_THE_LONGEST_NAME,
+    ('networkPolicy.egress=[{"cidr":"0.0.0.0/0","ports":[443]},{"cidr":"::/0","ports":[443]}]',),
+    ('jobs.resources={"requests":{"cpu":1,"memory":"1Gi"},"limits":{"cpu":1,"memory":"1Gi"}}',),
+    ('store.endpoint="https://[fd00::1]:8333"',),
 ]
 
 REFUSED = {
@@ -45,27 +81,50 @@ REFUSED = {
     "an unknown image": (f'images.other="registry.example/o@{DIGEST}"', "other"),
     "store without a prefix": ('store.uri="s3://longstraw"', "/store/uri"),
     "store of another team": ('store.uri="s3://longstraw/teams/law"', "does not end in /search"),
+    "store with a step up": ('store.uri="s3://longstraw/teams/law/../search"', "/store/uri"),
     "store with credentials": ('store.uri="s3://key:secret@longstraw/search"', "/store/uri"),
     "store on a file system": ('store.uri="file:///data/search"', "/store/uri"),
     "endpoint with credentials": ('store.endpoint="https://key:secret@s3.example"', "/store/endpoint"),
+    "endpoint without a host": ('store.endpoint="https://..."', "/store/endpoint"),
+    "endpoint with a port that is none": ('kfp.endpoint="http://pipelines:99999"', "/kfp/endpoint"),
     "endpoint without scheme": ('store.endpoint="s3.example:8333"', "/store/endpoint"),
     "path style true": ("store.pathStyle=true", "/store/pathStyle"),
     "no credentials at all": ('store.secretName=""', "store.secretName"),
     "inline credentials": ('store.secretKey="abc"', "secretKey"),
     "no kfp endpoint": ('kfp.endpoint=""', "/kfp/endpoint"),
     "no account": ("serviceAccount.create=false", "serviceAccount.name"),
+    "experiment that is a secret": ('kfp.experiment="$(AWS_SECRET_ACCESS_KEY)"', "/kfp/experiment"),
+    "experiment that is an option": ('kfp.experiment="--wait"', "/kfp/experiment"),
+    "cron of letters": ('recurring.schedule="a b c d e"', "/recurring/schedule"),
+    "cron without such an hour": ('recurring.schedule="0 24 * * *"', "/recurring/schedule"),
+    "cron with a time zone": ('recurring.schedule="TZ=UTC 2 * * *"', "/recurring/schedule"),
     "bad cron": ('garbageCollection.schedule="daily"', "/garbageCollection/schedule"),
     "keep nothing": ("garbageCollection.keepRuns=0", "/garbageCollection/keepRuns"),
     "no grace": ("garbageCollection.graceHours=0", "/garbageCollection/graceHours"),
     "bad size": ('snapshotCache.size="2 TB"', "/snapshotCache/size"),
     "bad access mode": ('snapshotCache.accessMode="RWX"', "/snapshotCache/accessMode"),
-    "bad cidr": ('networkPolicy.apiServer.cidr="everywhere"', "/networkPolicy/apiServer/cidr"),
+    "no size": ('snapshotCache.size="0"', "/snapshotCache/size"),
+    "bad cidr": ('networkPolicy.apiServer.cidrs=["everywhere"]', "/networkPolicy/apiServer/cidrs"),
+    "no such address": ('networkPolicy.apiServer.cidrs=["10.0.0.256/32"]', "/networkPolicy/apiServer/cidrs"),
+    "no such block": ('networkPolicy.egress=[{"cidr":"10.0.0.0/33","ports":[1]}]', "/networkPolicy/egress"),
+    "half an address": ('networkPolicy.egress=[{"cidr":"1234/8","ports":[1]}]', "/networkPolicy/egress"),
+    "metadata server": ('networkPolicy.egress=[{"cidr":"169.254.169.254/32","ports":[80]}]', "metadata server"),
+    "no policy at all": ("networkPolicy=null", "networkPolicy"),
     "bad port": ("networkPolicy.apiServer.ports=[70000]", "/networkPolicy/apiServer/ports"),
     "root": ("jobs.runAsUser=0", "/jobs/runAsUser"),
     "quota as a number": ('resourceQuota={"pods":"many"}', "/resourceQuota"),
+    "less than nothing": ('resourceQuota={"pods":-1}', "/resourceQuota"),
+    "quota of no resource": ('resourceQuota={"a b":"1"}', "/resourceQuota"),
+    "annotation with a line break": ('serviceAccount.annotations={"a\\nb":"c"}', "/serviceAccount/annotations"),
+    "unknown toleration": ('jobs.tolerations=[{"taint":"x"}]', "/jobs/tolerations"),
     "queue without a cluster queue": ("queue.enabled=true", "/queue"),
     "recurring without a transaction": ("recurring.enabled=true", "recurring.enabled"),
     "transaction elsewhere": ('transaction={"storage":{"uri":"s3://other/search"}}', "transaction.storage.uri"),
+    "a secret in the transaction": (
+        'transaction={"storage":{"uri":"s3://longstraw/teams/search","secret_key":"x"}}',
+        "/transaction/storage",
+    ),
+    "a secret beside the transaction": ('transaction={"AWS_SECRET_ACCESS_KEY":"x"}', "/transaction"),
     "an authority that is no label": ('store.caBundle.configMapName="a.b"', "/store/caBundle/configMapName"),
     "a transaction with another authority": (
         'transaction={"storage":{"uri":"s3://longstraw/teams/search"},'
@@ -134,6 +193,75 @@ def test_bad_values_are_refused_by_name(override: str, named: str) -> None:
     done = helm("template", "ls", str(CHART), "--values", str(MINIMAL), "--set-json", override)
     assert done.returncode != 0, f"accepted {override}"
     assert named in done.stderr
+
+
+def test_the_schema_knows_the_fields_of_a_transaction() -> None:
+    schema = json.loads((CHART / "values.schema.json").read_text(encoding="utf-8"))["properties"]["transaction"]
+    for part, spec in (
+        (schema, TransactionSpec),
+        (schema["properties"]["storage"], StorageSpec),
+        (schema["properties"]["cluster"], ClusterSpec),
+    ):
+        assert list(part["properties"]) == list(spec.model_fields)
+        assert part["additionalProperties"] is False
+
+
+def test_names_that_look_like_numbers_stay_text() -> None:
+    rendered = objects(template(MINIMAL, *DIGITS, release="5", namespace="6"))
+    for entry in rendered:
+        metadata = entry["metadata"]
+        texts = [*metadata["labels"].values(), *metadata.get("annotations", {}).values(), metadata["name"]]
+        assert all(isinstance(text, str) for text in texts), metadata
+    (binding,) = [entry for entry in rendered if entry["kind"] == "RoleBinding"]
+    assert binding["subjects"] == [{"kind": "ServiceAccount", "name": "7", "namespace": "6"}]
+    for pod, container in containers(rendered):
+        assert (pod["serviceAccountName"], pod["imagePullSecrets"]) == ("7", [{"name": "10"}])
+        assert {"secretRef": {"name": "1e3"}} in container["envFrom"]
+
+
+def test_the_longest_team_has_names_that_the_api_accepts_and_arguments_that_are_whole_numbers() -> None:
+    rendered = objects(template(MINIMAL, *EVERYTHING_FOR_THE_LONGEST_NAME))
+    for entry in rendered:
+        # of a cron job's name the controller makes those of its jobs, by eleven more characters
+        longest = {"CronJob": 52, "ConfigMap": 253}.get(entry["kind"], 63)
+        assert len(entry["metadata"]["name"]) <= longest
+    (arguments,) = [c["args"] for _, c in containers(rendered) if c["name"] == "garbage-collection"]
+    assert arguments[arguments.index("--keep-runs") + 1] == "1000000"
+    assert {pod["securityContext"]["runAsUser"] for pod, _ in containers(rendered)} == {1000650000}
+    (recurring,) = [entry for entry in rendered if entry["metadata"]["name"] == "longstraw-recurring"]
+    assert recurring["spec"]["jobTemplate"]["spec"]["activeDeadlineSeconds"] == 2592000
+
+
+def blocks(*overrides: str) -> dict[str, list[str]]:
+    """Return CIDR block → what is left out of it, over all rules."""
+    policies = [entry["spec"] for entry in objects(template(MINIMAL, *overrides)) if entry["kind"] == "NetworkPolicy"]
+    targets = [target for policy in policies for rule in policy.get("egress", []) for target in rule["to"]]
+    return {t["ipBlock"]["cidr"]: t["ipBlock"].get("except", []) for t in targets if "ipBlock" in t}
+
+
+def test_pods_reach_only_private_networks_unless_the_values_say_more() -> None:
+    assert blocks() == {"10.0.0.0/8": [], "172.16.0.0/12": [], "192.168.0.0/16": []}
+    assert all(ipaddress.ip_network(block).is_private for block in blocks())
+
+
+def test_no_block_opens_a_metadata_server() -> None:
+    addresses = ipaddress.ip_address("169.254.169.254"), ipaddress.ip_address("fd00:ec2::254")
+    wide = ["0.0.0.0/0", "128.0.0.0/1", "169.0.0.0/8", "169.254.0.0/16", "169.254.169.254/31", "168.0.0.0/7"]
+    wide += ["169.254.128.0/18", "::/0", "fc00::/7", "fd00::/8", "fd00:ec2::/32"]
+    apart = ["169.254.20.10/32", "169.254.0.0/17", "170.0.0.0/8", "0.0.0.0/1", "10.0.0.1/32", "2001:db8::/32"]
+    found = blocks("networkPolicy.egress=" + json.dumps([{"cidr": cidr, "ports": [80]} for cidr in wide + apart]))
+    for cidr in wide + apart:
+        network = ipaddress.ip_network(cidr)
+        hidden = [ipaddress.ip_network(text) for text in found[cidr]]
+        assert bool(hidden) == (cidr in wide), cidr
+        for address in addresses:
+            assert address not in network or any(address in part for part in hidden), cidr
+        assert all(part.subnet_of(network) for part in hidden), "Kubernetes takes only a part of the block"
+
+
+def test_what_a_failed_hook_leaves_goes_by_itself() -> None:
+    (register,) = [entry for entry in objects(template(FULL)) if entry["kind"] == "Job"]
+    assert register["spec"]["ttlSecondsAfterFinished"] == 86400
 
 
 def test_values_without_anything_are_refused() -> None:

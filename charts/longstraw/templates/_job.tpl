@@ -14,21 +14,21 @@ spec:
 {{- define "longstraw.podSpec" -}}
 {{- $values := .root.Values -}}
 {{- $fullname := include "longstraw.fullname" .root -}}
-serviceAccountName: {{ include "longstraw.serviceAccount" .root }}
+serviceAccountName: {{ include "longstraw.serviceAccount" .root | quote }}
 automountServiceAccountToken: {{ .apiAccess | default false }}
 restartPolicy: Never
 enableServiceLinks: false
 securityContext:
   runAsNonRoot: true
-  runAsUser: {{ $values.jobs.runAsUser }}
-  runAsGroup: {{ $values.jobs.runAsUser }}
-  fsGroup: {{ $values.jobs.runAsUser }}
+  runAsUser: {{ int64 $values.jobs.runAsUser }}
+  runAsGroup: {{ int64 $values.jobs.runAsUser }}
+  fsGroup: {{ int64 $values.jobs.runAsUser }}
   seccompProfile:
     type: RuntimeDefault
 {{- with $values.imagePullSecrets }}
 imagePullSecrets:
   {{- range . }}
-  - name: {{ . }}
+  - name: {{ . | quote }}
   {{- end }}
 {{- end }}
 {{- with $values.jobs.nodeSelector }}
@@ -53,7 +53,7 @@ containers:
           name: {{ $fullname }}-environment
       {{- if $values.store.secretName }}
       - secretRef:
-          name: {{ $values.store.secretName }}
+          name: {{ $values.store.secretName | quote }}
       {{- end }}
     env:
       - name: HOME
@@ -62,7 +62,7 @@ containers:
       - name: KFP_EXISTING_TOKEN
         valueFrom:
           secretKeyRef:
-            name: {{ $values.kfp.tokenSecretName }}
+            name: {{ $values.kfp.tokenSecretName | quote }}
             key: token
       {{- end }}
     resources:
@@ -98,9 +98,9 @@ volumes:
   {{- if $values.store.caBundle.configMapName }}
   - name: store-certificate-authority
     configMap:
-      name: {{ $values.store.caBundle.configMapName }}
+      name: {{ $values.store.caBundle.configMapName | quote }}
       items:
-        - key: {{ $values.store.caBundle.key }}
+        - key: {{ $values.store.caBundle.key | quote }}
           path: ca.crt
   {{- end }}
   {{- if $values.kfp.tokenAudience }}
@@ -109,7 +109,7 @@ volumes:
       sources:
         - serviceAccountToken:
             path: token
-            audience: {{ $values.kfp.tokenAudience }}
+            audience: {{ $values.kfp.tokenAudience | quote }}
             expirationSeconds: 7200
   {{- end }}
 {{- end }}

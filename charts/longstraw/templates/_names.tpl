@@ -10,18 +10,18 @@
 
 {{- define "longstraw.labels" -}}
 app.kubernetes.io/name: longstraw
-app.kubernetes.io/instance: {{ .Release.Name }}
+app.kubernetes.io/instance: {{ .Release.Name | quote }}
 app.kubernetes.io/version: {{ .Chart.AppVersion | quote }}
 app.kubernetes.io/managed-by: {{ .Release.Service }}
 helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version }}
-longstraw.io/team: {{ .Values.team }}
+longstraw.io/team: {{ .Values.team | quote }}
 {{- end }}
 
 {{/* The specification's words for store.caBundle; empty without one. */}}
 {{- define "longstraw.authority" -}}
 {{- with .Values.store.caBundle }}{{- if .configMapName }}
-config_map: {{ .configMapName }}
-key: {{ .key }}
+config_map: {{ .configMapName | quote }}
+key: {{ .key | quote }}
 {{- end }}{{- end }}
 {{- end }}
 
