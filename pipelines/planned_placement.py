@@ -12,7 +12,7 @@ from longstraw_core.spec.receipts import StageName
 from longstraw_core.stages.catalogue import stage_entry
 from longstraw_core.stages.execute import StageRequest
 from longstraw_core.stages.launcher import placement_plan
-from longstraw_core.stages.node_spread import processes_per_node
+from longstraw_core.stages.node_spread import check_one_pod, processes_per_node
 from pipelines.pods import placement_of
 
 
@@ -81,7 +81,7 @@ def check_spread(spec: TransactionSpec) -> None:
 
 
 def check_accelerators(spec: TransactionSpec, parameters: Mapping[str, Any]) -> None:
-    """Refuse numbers of accelerators that do not suit a spread stage's ranks, with a run's parameters in effect.
+    """Refuse numbers of accelerators that do not suit a stage's ranks, with a run's parameters in effect.
 
     Raises:
         SpecError: naming the stage, its ranks per pod and the accelerators that a pod would have.
@@ -92,7 +92,12 @@ def check_accelerators(spec: TransactionSpec, parameters: Mapping[str, Any]) -> 
             resources: PodResources = getattr(spec.cluster, role)
             count = int(parameters[f"{role}_accelerators"])
             changed[role] = resources.model_copy(update={"accelerators": count})
-    spread_stages(spec.model_copy(update={"cluster": spec.cluster.model_copy(update=changed)}))
+    effective = spec.model_copy(update={"cluster": spec.cluster.model_copy(update=changed)})
+    spread = spread_stages(effective)
+    for stage in MULTI_POD_STAGES:
+        if stage not in spread:
+            pod = planned_pod(stage, effective.cluster)
+            check_one_pod(stage, effective, accelerators(pod, effective.cluster.accelerator))
 
 
 def planned_pod(stage: StageName, cluster: ClusterSpec) -> PodSettings:

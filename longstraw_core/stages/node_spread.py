@@ -31,6 +31,23 @@ def processes_per_node(stage: StageName, spec: TransactionSpec, nodes: int, acce
     return each
 
 
+def check_one_pod(stage: StageName, spec: TransactionSpec, accelerators: int) -> None:
+    """Refuse a stage in one pod that has accelerators, but fewer than the stage has ranks.
+
+    Raises:
+        SpecError: naming the stage, its ranks and the pod's accelerators.
+    """
+    if stage == "sample":
+        _of_server(spec, "cluster.stages.sample", 1, accelerators)
+        return
+    ranks = spec.layout.context_parallel
+    if 0 < accelerators < ranks:
+        raise SpecError(
+            f"layout.context_parallel: {_count(ranks, 'rank')} of stage {stage} run in one pod, which has "
+            f"{_count(accelerators, 'accelerator')}; give the pod as many, or cluster.stages.{stage}.nodes more nodes"
+        )
+
+
 def _of_server(spec: TransactionSpec, place: str, nodes: int, accelerators: int) -> int:
     sampling = spec.sampling
     if sampling.engine != "sglang":

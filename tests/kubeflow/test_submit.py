@@ -282,7 +282,9 @@ def test_an_interrupted_wait_says_that_the_run_goes_on(submit: list[object], api
 def test_accelerators_of_a_spread_stage_are_those_that_the_run_will_have(
     submit: list[object], api: KubeflowApi
 ) -> None:
-    spread = [*submit, "--set", "layout.context_parallel=16", "--set", "cluster.stages.train.nodes=2"]
+    spread = [*submit, "--set", "layout.context_parallel=16"]
+    for stage in ("capture_prefix", "old_logprobs", "train"):
+        spread += ["--set", f"cluster.stages.{stage}.nodes=2"]
     for accelerators in ((), ("--param", "trainer_accelerators=4")):
         refused = invoke(*spread, *accelerators)
         assert refused.exit_code == 2
@@ -290,6 +292,16 @@ def test_accelerators_of_a_spread_stage_are_those_that_the_run_will_have(
     assert api.requests == []
     for accelerators in ("8", "0"):
         assert invoke(*spread, "--param", f"trainer_accelerators={accelerators}").exit_code == 0
+
+
+def test_one_pod_with_fewer_accelerators_than_ranks_is_refused(submit: list[object], api: KubeflowApi) -> None:
+    ranks = [*submit, "--set", "layout.context_parallel=8"]
+    refused = invoke(*ranks, "--param", "trainer_accelerators=1")
+    assert refused.exit_code == 2
+    assert "8 ranks of stage capture_prefix run in one pod, which has 1 accelerator" in refused.stderr
+    assert api.requests == []
+    for accelerators in ("8", "0"):
+        assert invoke(*ranks, "--param", f"trainer_accelerators={accelerators}").exit_code == 0
 
 
 def test_a_text_parameter_stays_a_text_whatever_it_looks_like(submit: list[object], api: KubeflowApi) -> None:
