@@ -1,5 +1,6 @@
 """A rank's sign of life: a file that a thread keeps fresh, with the phase that the main thread is in."""
 
+import contextlib
 import json
 import os
 import threading
@@ -26,13 +27,44 @@ def heartbeat_path(directory: Path, rank: int) -> Path:
     return directory / f"heartbeat-{rank:05d}.json"
 
 
-def read_beat(directory: Path, rank: int) -> tuple[Beat, float] | None:
-    """Return a rank's newest beat and its age in seconds, or None before the first one."""
+def read_beat(directory: Path, rank: int) -> tuple[Beat, int] | None:
+    """Return a rank's newest beat and when it was given, or None before the first one.
+
+    The time tells one beat from the next and nothing else: clocks are set, and machines pause.
+    """
     path = heartbeat_path(directory, rank)
     try:
-        return Beat.model_validate_json(path.read_bytes()), time.time() - path.stat().st_mtime
+        return Beat.model_validate_json(path.read_bytes()), path.stat().st_mtime_ns
     except FileNotFoundError:
         return None
+
+
+class Silence:
+    """For how long ranks have given no new sign of life, counted in the looks of whoever watches.
+
+    Args:
+        longest_step: seconds that count at most between two looks: when the watcher itself stood still, so did all.
+    """
+
+    def __init__(self, longest_step: float) -> None:
+        self._longest_step = longest_step
+        self._newest: dict[int, tuple[int, float]] = {}
+        self._looked: dict[int, float] = {}
+
+    def seconds(self, rank: int, given: int, now: float) -> float:
+        """Return the rank's silence at a look.
+
+        Args:
+            rank: which one.
+            given: what `read_beat` says of its newest beat's time.
+            now: a monotonic clock.
+        """
+        step = min(now - self._looked.get(rank, now), self._longest_step)
+        self._looked[rank] = now
+        before, silent = self._newest.get(rank, (None, 0.0))
+        silent = silent + step if given == before else 0.0
+        self._newest[rank] = (given, silent)
+        return silent
 
 
 class Heartbeat:
@@ -77,5 +109,9 @@ class Heartbeat:
         beat = Beat(process=os.getpid(), phase=self._phase, phase_seconds=time.monotonic() - self._since)
         temporary = self._path.with_suffix(".new")
         with self._writing:
-            temporary.write_text(json.dumps(beat.model_dump()), encoding="utf-8")
-            temporary.replace(self._path)
+            try:
+                temporary.write_text(json.dumps(beat.model_dump()), encoding="utf-8")
+                temporary.replace(self._path)
+            except OSError:  # no space: the rank lives on until it needs some itself, and says so
+                with contextlib.suppress(OSError):
+                    os.utime(self._path)

@@ -16,14 +16,24 @@ from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs, SignalEx
 from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
+from longstraw_core.artifacts.files import reporting
 from longstraw_core.spec.errors import LongStrawError, Retryable, StageFailed
 from longstraw_core.spec.exit_codes import error_from_name
-from longstraw_core.training.heartbeat import read_beat
+from longstraw_core.training.heartbeat import Silence, read_beat
 from longstraw_core.training.process_groups import Ranks, check_layout
-from longstraw_core.training.rank_task import RankFailure, RankTask, read_failures, read_result, write_task
+from longstraw_core.training.rank_task import (
+    RankFailure,
+    RankTask,
+    read_failures,
+    read_result,
+    reserve_failures,
+    write_task,
+)
 
 SILENCE_SECONDS = 20.0
-"""A rank whose heartbeat is older is frozen: it is killed, and with it the task."""
+"""A rank without a new heartbeat for longer is frozen: it is killed, and with it the task."""
+LOOK_SECONDS = 1.0
+"""Between two looks at the heartbeats."""
 SHUTDOWN_SECONDS = 5
 """Between asking the other ranks to end and killing them."""
 CAUSE_FIRST_SECONDS = 5.0
@@ -67,8 +77,10 @@ def run_ranks(task: RankTask, directory: Path, *, nodes: Nodes | None = None) ->
         raise StageFailed(f"{task.context_parallel} ranks cannot be dealt evenly to {nodes.count} nodes")
     local = task.context_parallel // nodes.count
     first = nodes.rank * local
-    directory.mkdir(parents=True, exist_ok=True)
-    write_task(directory, task)
+    with reporting(f"preparing {local} ranks in {directory}"):
+        directory.mkdir(parents=True, exist_ok=True)
+        write_task(directory, task)
+        reserve_failures(directory, range(first, first + local))
     logging.getLogger("torch.distributed.elastic").setLevel(logging.CRITICAL)  # we report failures ourselves
     watch = _Watch(directory, range(first, first + local))
     try:
@@ -145,6 +157,7 @@ class _Watch:
     def __init__(self, directory: Path, ranks: range) -> None:
         self._directory = directory
         self._ranks = ranks
+        self._silence = Silence(longest_step=2 * LOOK_SECONDS)
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._run, name="watch", daemon=True)
         self.silenced: dict[int, float] = {}
@@ -158,13 +171,17 @@ class _Watch:
         self._thread.join()
 
     def _run(self) -> None:
-        while not self._stop.wait(1.0):
+        while not self._stop.wait(LOOK_SECONDS):
             for rank in self._ranks:
                 found = read_beat(self._directory, rank)
-                if found is not None and found[1] > SILENCE_SECONDS and rank not in self.silenced:
-                    self.silenced[rank] = found[1]
+                if found is None:
+                    continue
+                beat, given = found
+                silent = self._silence.seconds(rank, given, time.monotonic())
+                if silent > SILENCE_SECONDS and rank not in self.silenced:
+                    self.silenced[rank] = silent
                     try:
-                        os.kill(found[0].process, signal.SIGKILL)
+                        os.kill(beat.process, signal.SIGKILL)
                     except ProcessLookupError:
                         del self.silenced[rank]
 

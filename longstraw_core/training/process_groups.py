@@ -21,6 +21,10 @@ from longstraw_core.training.heartbeat import Heartbeat
 _POLL_SECONDS = 0.05
 
 
+class LostRank(ConnectionError):
+    """This rank stops because of another one, which reports why."""
+
+
 @dataclass(frozen=True)
 class Ranks:
     """This process among the ranks of a stage. `Ranks.alone()` is the one process that needs no others."""
@@ -85,6 +89,7 @@ class Ranks:
 
         Raises:
             Exception: what this rank's own action raised.
+            ConnectionError, RuntimeError: another rank's action failed, and that rank is gone.
         """
         if self.size == 1:
             if action is not None:
@@ -94,8 +99,12 @@ class Ranks:
             future = None if action is None else pool.submit(action)
             while self.any(future is not None and not future.done()):
                 time.sleep(_POLL_SECONDS)
+        failed = self.any(future is not None and future.exception() is not None)
         if future is not None:
             future.result()
+        if failed:
+            self.gather(b"")  # until it has reported and is gone: who ends first is taken for the cause
+            raise LostRank("another rank failed at what this one waited for")
 
     def once_per_host(self, action: Callable[[], None]) -> None:
         """Run `action` on the first rank of every host while the others wait."""

@@ -1,20 +1,28 @@
 """The process of one rank, as torchrun starts it: join the others, run the task, report how it ended."""
 
+import ctypes
+import errno
 import importlib
 import os
+import signal
 import sys
+import tempfile
 import time
 import traceback
 import warnings
 from pathlib import Path
 
 import torch
+from safetensors import SafetensorError
 
+from longstraw_core.artifacts.files import storage_error
 from longstraw_core.spec.errors import LongStrawError, StageFailed
 from longstraw_core.spec.exit_codes import error_name, exit_code
 from longstraw_core.training.heartbeat import Heartbeat
 from longstraw_core.training.process_groups import join_ranks, leave_ranks
 from longstraw_core.training.rank_task import RankFailure, read_task, write_failure, write_result
+
+_PR_SET_PDEATHSIG = 1
 
 
 def main() -> None:
@@ -23,6 +31,7 @@ def main() -> None:
     warnings.simplefilter("ignore", FutureWarning)  # advice to developers, once per rank
     warnings.filterwarnings("ignore", module=r"megatron\.")
     rank = int(os.environ["RANK"])
+    _end_with_launcher()
     heartbeat = Heartbeat(directory, rank)
     code = 0
     try:
@@ -50,10 +59,22 @@ def main() -> None:
     os._exit(code)
 
 
+def _end_with_launcher() -> None:
+    """Be killed when the launcher dies, even when stopped or in the middle of a call that no thread interrupts.
+
+    prctl(2), PR_SET_PDEATHSIG. A launcher that died before is noticed by the heartbeat.
+    """
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+
+
 def _report(directory: Path, rank: int, phase: str, error: BaseException) -> int:
     lost = is_lost_rank(error)
     if isinstance(error, LongStrawError):
         name, message = error_name(error), str(error)
+    elif is_disk_full(error):
+        full = storage_error(OSError(errno.ENOSPC, os.strerror(errno.ENOSPC)), f"in phase {phase}: {_writing(error)}")
+        name, message = error_name(full), str(full)
     elif is_out_of_memory(error):
         name = StageFailed.__name__
         message = (
@@ -62,7 +83,7 @@ def _report(directory: Path, rank: int, phase: str, error: BaseException) -> int
         )
     else:
         name, message = StageFailed.__name__, f"in phase {phase}: {type(error).__name__}: {_first_line(error)}"
-        if not lost:
+        if not lost and not isinstance(error, KeyboardInterrupt):
             traceback.print_exception(error, file=sys.stderr)
     write_failure(
         directory,
@@ -86,6 +107,20 @@ def is_out_of_memory(error: BaseException) -> bool:
     return isinstance(error, MemoryError | torch.OutOfMemoryError) or (
         isinstance(error, RuntimeError) and "can't allocate memory" in str(error)
     )
+
+
+def is_disk_full(error: BaseException) -> bool:
+    """Whether the error says that a file system or a quota is full."""
+    if isinstance(error, OSError):
+        return error.errno in (errno.ENOSPC, errno.EDQUOT)
+    return isinstance(error, SafetensorError | RuntimeError) and os.strerror(errno.ENOSPC) in str(error)
+
+
+def _writing(error: BaseException) -> str:
+    """What could not be written; an error of a write itself names no file."""
+    if not isinstance(error, OSError):
+        return _first_line(error)
+    return f"writing {error.filename or f'temporary files below {tempfile.gettempdir()}'}"
 
 
 def _first_line(error: BaseException) -> str:

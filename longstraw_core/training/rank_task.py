@@ -9,6 +9,8 @@ from longstraw_core.spec.canonical import canonical_json
 from longstraw_core.spec.model import FiniteFloat, PositiveCount, StrictModel
 
 TASK_NAME = "task.json"
+REPORT_BYTES = 8192
+"""Room that is kept on disk for the report of a rank, so that it can say that the disk is full."""
 
 
 class RankTask(StrictModel):
@@ -50,9 +52,20 @@ def read_task(directory: Path) -> RankTask:
     return RankTask.model_validate_json((directory / TASK_NAME).read_bytes())
 
 
+def reserve_failures(directory: Path, ranks: range) -> None:
+    """Take the disk space that the reports of these ranks will need."""
+    for rank in ranks:
+        _reserved(directory, rank).write_bytes(b" " * REPORT_BYTES)
+
+
 def write_failure(directory: Path, failure: RankFailure) -> None:
-    """Leave the reason for the launcher."""
-    _whole(directory / f"failure-{failure.rank:05d}.json", failure.model_dump_json().encode("utf-8"))
+    """Leave the reason for the launcher; needs no space beyond what `reserve_failures` took."""
+    reserved = _reserved(directory, failure.rank)
+    content = failure.model_dump_json().encode("utf-8")
+    with reserved.open("r+b" if reserved.exists() else "wb") as file:
+        file.write(content)
+        file.truncate()
+    reserved.replace(directory / f"failure-{failure.rank:05d}.json")
 
 
 def read_failures(directory: Path) -> list[RankFailure]:
@@ -70,6 +83,10 @@ def read_result(directory: Path, rank: int) -> bytes | None:
     """Return what a rank's function returned, None if it returned nothing."""
     path = directory / f"result-{rank:05d}"
     return path.read_bytes() if path.is_file() else None
+
+
+def _reserved(directory: Path, rank: int) -> Path:
+    return directory / f"failure-{rank:05d}.reserved"
 
 
 def _whole(path: Path, content: bytes) -> None:

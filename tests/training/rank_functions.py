@@ -32,9 +32,25 @@ def sum_of_ranks(request: bytes, ranks: Ranks) -> bytes:
 def fail_on_last(request: bytes, ranks: Ranks) -> None:
     """The last rank ends as the request says while the others wait for it."""
     ranks.enter("replay")
+    if request == b"prepare":
+        _prepare(ranks)
     if ranks.rank == ranks.size - 1:
         _end(request.decode())
     ranks.gather(b"")
+
+
+def _prepare(ranks: Ranks) -> None:
+    """The first rank cannot prepare what the last one would miss at once, and is slow to say so."""
+
+    def refuse() -> None:
+        raise DataRefused("what all need is damaged")
+
+    try:
+        ranks.once_per_host(refuse)
+    except DataRefused:
+        time.sleep(1.0)
+        raise
+    raise ValueError("what all need is not there")
 
 
 def _end(how: str) -> None:
@@ -48,6 +64,9 @@ def _end(how: str) -> None:
         ctypes.string_at(0)
     if how == "memory":
         torch.empty(1 << 60)
+    if how == "disk":
+        with open("/dev/full", "wb") as full:
+            full.write(b"x")
     if how == "hang":
         time.sleep(3600)
     if how == "freeze":

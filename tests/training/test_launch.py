@@ -14,7 +14,7 @@ import pytest
 from longstraw_core.spec import DataRefused, LongStrawError, Retryable, SpecError, StageFailed
 from longstraw_core.training import launch
 from longstraw_core.training.launch import run_ranks
-from longstraw_core.training.rank_task import RankTask
+from longstraw_core.training.rank_task import RankFailure, RankTask, read_failures, reserve_failures, write_failure
 
 MODULE = "tests.training.rank_functions"
 
@@ -57,6 +57,8 @@ def test_ranks_exchange_over_the_groups_of_megatron(tmp_path: Path) -> None:
         ("crash", StageFailed, "in phase replay: ValueError: an unexpected value"),
         ("kill", StageFailed, "died in phase replay: SIGKILL; the system kills so when memory runs out"),
         ("memory", StageFailed, "out of memory in phase replay"),
+        ("disk", Retryable, "in phase replay: writing temporary files below "),
+        ("prepare", DataRefused, "what all need is damaged"),
         ("hang", StageFailed, "did not answer the other ranks within 8 s; it has been in phase replay"),
     ],
 )
@@ -67,7 +69,7 @@ def test_a_rank_that_ends_badly_ends_the_task_with_its_own_message(
     with pytest.raises(error) as caught:
         run_ranks(task("fail_on_last", how), tmp_path / "meet")
     assert time.monotonic() - started < 60
-    assert str(caught.value).startswith("rank 1 of 2 on ")
+    assert str(caught.value).startswith(f"rank {0 if how == 'prepare' else 1} of 2 on ")
     assert words in str(caught.value)
     assert processes_naming(tmp_path) == []
 
@@ -79,7 +81,8 @@ def test_a_frozen_rank_is_killed_when_its_heartbeat_stops(tmp_path: Path, monkey
     assert processes_naming(tmp_path) == []
 
 
-def test_ranks_end_when_their_launcher_is_killed(tmp_path: Path) -> None:
+@pytest.mark.parametrize("stopped", [False, True])
+def test_ranks_end_when_their_launcher_is_killed(tmp_path: Path, stopped: bool) -> None:
     launcher = subprocess.Popen(
         [
             sys.executable,
@@ -94,14 +97,32 @@ def test_ranks_end_when_their_launcher_is_killed(tmp_path: Path) -> None:
     while len(list(tmp_path.glob("pid-*"))) < 2 and time.monotonic() < deadline:
         time.sleep(0.2)
     assert len(processes_naming(tmp_path)) >= 3
+    if stopped:
+        os.kill(int((tmp_path / "pid-1").read_text()), signal.SIGSTOP)
     launcher.send_signal(signal.SIGKILL)
     launcher.wait()
     while processes_naming(tmp_path) and time.monotonic() < deadline:
         time.sleep(0.2)
-    assert processes_naming(tmp_path) == []
+    left = processes_naming(tmp_path)
+    for process in left:
+        os.kill(process, signal.SIGKILL)
+    assert left == []
 
 
 def test_a_layout_that_does_not_fold_is_refused_before_anything_starts(tmp_path: Path) -> None:
     with pytest.raises(SpecError, match="2 does not divide the 3 context-parallel ranks"):
         run_ranks(task("sum_of_ranks", ranks=3, experts=2), tmp_path / "meet")
     assert not (tmp_path / "meet").exists()
+
+
+def test_a_report_needs_no_disk_space_that_was_not_taken_before(tmp_path: Path) -> None:
+    reserve_failures(tmp_path, range(2))
+    reserved = {path.stat().st_ino: path.stat().st_blocks for path in tmp_path.iterdir()}
+    failure = RankFailure(
+        rank=1, error="Retryable", message="No space left on device", phase="load", lost_another=False, time=1.0
+    )
+    write_failure(tmp_path, failure)
+    assert read_failures(tmp_path) == [failure]
+    found = {path.stat().st_ino: path.stat().st_blocks for path in tmp_path.iterdir()}
+    assert found.keys() == reserved.keys(), "written in place, not into a new file"
+    assert all(found[node] <= blocks for node, blocks in reserved.items())
