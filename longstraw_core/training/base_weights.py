@@ -34,6 +34,8 @@ from longstraw_core.training.weight_files import Run, WeightFiles
 
 _PARTS = {"gate_up_proj": ("gate_proj", "up_proj"), "down_proj": ("down_proj",)}
 """What the fused parameters of a model are in a file with a tensor per expert: rows of the parts, in this order."""
+_WEIGHT_KINDS = ("F64", "F32", "F16", "BF16")
+"""Types that are weights as they are. Eight bits and fewer are codes that need a scale, and would load as nonsense."""
 
 
 @dataclass(frozen=True)
@@ -65,7 +67,8 @@ def load_weights(
         keeping: None for weights that are whole all the time.
 
     Raises:
-        IntegrityError: a tensor is missing, unreadable or has another shape than the configuration says.
+        IntegrityError: a tensor is missing, unreadable, no floating-point weights, or has another shape than the
+            configuration says.
         SpecError: the experts cannot be divided evenly, or NF4 is not possible here.
     """
     config = config.get_text_config()
@@ -180,7 +183,8 @@ class WeightSource:
             shape: its whole shape, with the experts of all ranks.
 
         Raises:
-            IntegrityError: a tensor is missing, unreadable or has another shape than `shape` says.
+            IntegrityError: a tensor is missing, unreadable, no floating-point weights, or has another shape than
+                `shape` says.
         """
         stored = self._stored_name(name)
         if not is_expert_parameter(name):
@@ -205,6 +209,12 @@ class WeightSource:
             raise IntegrityError(
                 f"model.snapshot: tensor {stored} in {self._snapshot} has shape {found}, "
                 f"its config.json says {expected}"
+            )
+        kind = self.files.dtype(stored)
+        if kind not in _WEIGHT_KINDS:
+            raise IntegrityError(
+                f"model.snapshot: tensor {stored} in {self._snapshot} is stored as {kind}, weights must be "
+                f"{', '.join(_WEIGHT_KINDS)}; use the snapshot in bfloat16 or float32"
             )
 
     def _stored_name(self, name: str) -> str:

@@ -55,6 +55,14 @@ class WeightFiles:
         """
         return tuple(self._slice(name).get_shape())
 
+    def dtype(self, name: str) -> str:
+        """Return a stored tensor's element type as safetensors calls it, such as `BF16`.
+
+        Raises:
+            IntegrityError: the tensor is missing, or its file cannot be read.
+        """
+        return self._slice(name).get_dtype()
+
     def copy_elements(self, runs: Sequence[Run], first: int, out: torch.Tensor) -> None:
         """Fill flat `out` with the elements from number `first` on of `runs` laid end to end, in the dtype of `out`.
 

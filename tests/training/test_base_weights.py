@@ -1,6 +1,7 @@
 """Loading weights: as transformers loads them, of experts only a rank's own, and host memory near the rank's share."""
 
 import json
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -101,6 +102,20 @@ def test_a_missing_expert_is_refused_only_by_the_rank_that_holds_it(snapshots: d
     load(tmp_path, place(1, 2))
     with pytest.raises(IntegrityError, match="lacks tensor"):
         load(tmp_path, place(0, 2))
+
+
+@pytest.mark.parametrize("dtype", [torch.int32, torch.bool, torch.float8_e4m3fn])
+def test_codes_that_are_no_weights_are_refused_by_name(
+    snapshots: dict[str, Path], tmp_path: Path, dtype: torch.dtype
+) -> None:
+    directory = tmp_path / "codes"
+    shutil.copytree(snapshots["glm"], directory)
+    tensors = load_file(directory / "model.safetensors")
+    name = next(name for name in tensors if name.endswith("o_proj.weight"))
+    tensors[name] = tensors[name].to(dtype)
+    save_file(tensors, directory / "model.safetensors", metadata={"format": "pt"})
+    with pytest.raises(IntegrityError, match=f"tensor {name} .* is stored as .*, weights must be F64"):
+        load(directory)
 
 
 def test_an_index_that_leads_out_of_the_snapshot_is_refused(snapshots: dict[str, Path], tmp_path: Path) -> None:
