@@ -15,7 +15,7 @@ TRANSACTIONS ?= 6
 .PHONY: help setup run test test-sglang test-gpu lint format pipeline locks images e2e-containers e2e-kind e2e-kind-lock bench-recall bench-store bench-rewards bench-engine bench-engine-short clean
 
 help:            ## Show the targets
-	@grep -hE '^[a-z-]+: .*##' $(MAKEFILE_LIST) | sed -E 's/:.*## */\t/' | expand -t 16
+	@grep -hE '^[a-z0-9-]+: .*##' $(MAKEFILE_LIST) | sed -E 's/:.*## */\t/' | expand -t 16
 
 setup: $(STAMP)  ## Create .venv with the pinned dependencies and the project itself
 

@@ -16,7 +16,7 @@ from longstraw_core.cli.output import (
 from longstraw_core.kubeflow.run_state import SUCCEEDED, RunView, TaskView, changed_tasks
 from longstraw_core.kubeflow.server import KubeflowServer
 from longstraw_core.kubeflow.watch import watch_run
-from longstraw_core.spec import StageFailed
+from longstraw_core.spec import Retryable, StageFailed
 
 HEARTBEAT_SECONDS = 60.0
 
@@ -71,6 +71,7 @@ def follow_run(
         KeyboardInterrupt: only the following ends; it says how to go on, because submitting again starts a second run.
     """
     last_line = time.monotonic()
+    last_away: float | None = None
 
     def say(line: str) -> None:
         nonlocal last_line
@@ -93,6 +94,12 @@ def follow_run(
         if output == "table" and time.monotonic() - last_line > HEARTBEAT_SECONDS:
             say("no change")
 
+    def away(error: Retryable) -> None:
+        nonlocal last_away
+        if last_away is None or time.monotonic() - last_away > HEARTBEAT_SECONDS:
+            click.echo(f"longstraw: {printable(str(error))}; asking again", err=True)
+            last_away = time.monotonic()
+
     try:
         return watch_run(
             lambda: server.run(run_id),
@@ -102,6 +109,7 @@ def follow_run(
             poll_seconds=poll_seconds,
             timeout_seconds=timeout_seconds,
             idle=idle,
+            away=away,
         )
     except KeyboardInterrupt:
         raise KeyboardInterrupt(

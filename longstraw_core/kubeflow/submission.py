@@ -29,12 +29,13 @@ def check_for_cluster(spec: TransactionSpec) -> None:
     Raises:
         SpecError: a path that no pod would find; one line per fault.
     """
-    problems = list(_path_problems(spec))
+    problems = list(cluster_problems(spec))
     if problems:
         raise SpecError("\n".join(problems))
 
 
-def _path_problems(spec: TransactionSpec) -> Iterator[str]:
+def cluster_problems(spec: TransactionSpec) -> Iterator[str]:
+    """Yield one line for every path of a specification that no pod would find."""
     mounts = [PurePosixPath(volume.mount_path) for volume in spec.cluster.volumes]
     known = ", ".join(map(str, mounts)) or "none"
 

@@ -18,6 +18,7 @@ def watch_run(
     poll_seconds: float,
     timeout_seconds: float | None,
     idle: Callable[[], None] = lambda: None,
+    away: Callable[[Retryable], None] = lambda error: None,
 ) -> RunView:
     """Read the run again and again, show every change, and return its last state.
 
@@ -28,6 +29,7 @@ def watch_run(
         poll_seconds: Time between two questions.
         timeout_seconds: Longest time to follow; None means until the end.
         idle: Called when nothing changed.
+        away: Called with the reason when the server did not answer and is asked again.
 
     Raises:
         Retryable: the time is over, or the server was away for too long; the run goes on.
@@ -38,9 +40,10 @@ def watch_run(
         try:
             now = read()
         except Retryable as error:
-            away = clock() - last_answer
-            if away > PATIENCE_SECONDS:
-                raise Retryable(f"{error}; no answer for {away:.0f} s; the run may still be going on") from error
+            silent = clock() - last_answer
+            if silent > PATIENCE_SECONDS:
+                raise Retryable(f"{error}; no answer for {silent:.0f} s; the run may still be going on") from error
+            away(error)
         else:
             last_answer = clock()
             if now != before:

@@ -27,6 +27,7 @@ QUESTION_SECONDS = 10.0
 """Between two looks of a follower whether the work ended without a server."""
 LAUNCHES = 3
 """How often a server is started whose ports are taken between their choice and their use."""
+_WITHOUT_SGLANG = re.compile(r"ModuleNotFoundError: No module named 'sglang'")
 _TAKEN = re.compile(r"address already in use|EADDRINUSE|is not available in \d+ seconds", re.IGNORECASE)
 
 Progress = Callable[[str, int, int], None]
@@ -132,11 +133,11 @@ class SglangServer:
 
         Raises:
             StageFailed: a rank ended, nothing answered in time, or another server answered.
-            SpecError: it is another version of SGLang.
+            SpecError: the interpreter has no SGLang, or another version of it.
         """
         deadline = time.monotonic() + self._server.start_timeout_seconds
         while not self.client.healthy():
-            self.check_alive("starting")
+            self._check_that_it_starts()
             if time.monotonic() >= deadline:
                 raise StageFailed(
                     f"SGLang did not answer within sampling.server.start_timeout_seconds "
@@ -153,6 +154,17 @@ class SglangServer:
                 f"{server_python()} has sglang {version}; what is known of adapters, seeds and replies is of "
                 f"{SGLANG_VERSION}: install that, or name another interpreter in {PYTHON_VARIABLE}"
             )
+
+    def _check_that_it_starts(self) -> None:
+        try:
+            self.check_alive("starting")
+        except StageFailed as failure:
+            if any(rank.has_said(_WITHOUT_SGLANG) for rank in self._ranks):
+                raise SpecError(
+                    f"{server_python()} has no sglang: name in {PYTHON_VARIABLE} the interpreter of an environment "
+                    f"that has {SGLANG_VERSION}"
+                ) from failure
+            raise
 
     def check_alive(self, doing: str, *, patience_seconds: float = 0.0) -> None:
         """Raise StageFailed when a rank has ended, or ends within `patience_seconds`.

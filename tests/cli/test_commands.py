@@ -20,6 +20,8 @@ from tests.conftest import make_row
 
 from .test_run_end_to_end import COMMAND, Scene
 
+ROOT = Path(__file__).resolve().parents[2]
+
 
 def invoke(*arguments: str) -> Result:
     return CliRunner().invoke(main, list(arguments))
@@ -71,6 +73,19 @@ def test_the_specification_is_not_overwritten_by_what_is_compiled_from_it(spec_f
     assert result.exit_code == 2
     assert "is the specification" in result.stderr
     assert spec_file.read_bytes() == before
+
+
+def test_compiling_for_a_cluster_names_the_paths_that_no_pod_would_find(spec_file: Path, tmp_path: Path) -> None:
+    command = ["compile", str(spec_file), "--out", str(tmp_path / "pipeline.yaml")]
+    lock = ["--images", str(ROOT / "pipelines" / "example.images.lock.json")]
+    result = invoke(*command, *lock)
+    assert result.exit_code == 0, result.output
+    prefix = "longstraw: no cluster can run this specification as it is: "
+    fields = [line.removeprefix(prefix).split(":")[0] for line in result.stderr.splitlines()]
+    assert fields == ["model.snapshot", "data.path", "storage.uri"]
+    assert "no cluster can run" not in invoke(*command).stderr
+    default = str(ROOT / "pipelines" / "default.spec.yaml")
+    assert invoke("compile", default, "--out", str(tmp_path / "other.yaml"), *lock).stderr == ""
 
 
 def test_the_compiled_parameter_keeps_every_digit_of_the_seed(spec_file: Path, tmp_path: Path) -> None:

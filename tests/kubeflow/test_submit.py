@@ -131,6 +131,7 @@ def test_waiting_survives_a_server_that_is_away_for_a_moment(submit: list[object
     result = invoke("status", run, "-f", "--endpoint", api.endpoint, "--poll-seconds", "0.05")
     assert result.exit_code == 0, result.output
     assert api.failures == []
+    assert result.stderr.count("asking again") == 1
 
 
 def test_the_wait_can_end_before_the_run(submit: list[object], api: KubeflowApi) -> None:

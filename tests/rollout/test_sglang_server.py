@@ -76,6 +76,14 @@ def test_a_server_that_ends_at_the_start_is_reported_with_its_reason(
         launch().__enter__()
 
 
+def test_an_interpreter_without_sglang_is_named_with_the_variable_that_chooses_it(
+    launch: Launch, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("LONGSTRAW_SGLANG_PYTHONPATH")
+    with pytest.raises(SpecError, match=r"has no sglang: name in LONGSTRAW_SGLANG_PYTHON the interpreter"):
+        launch().__enter__()
+
+
 def test_a_server_that_never_answers_is_given_up_and_ended(launch: Launch, monkeypatch: pytest.MonkeyPatch) -> None:
     server = launch()
     monkeypatch.setattr(server, "_server", server._server.model_copy(update={"start_timeout_seconds": 0.5}))

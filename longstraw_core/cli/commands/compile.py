@@ -9,6 +9,7 @@ from longstraw_core.cli.command import output_option, reports_errors
 from longstraw_core.cli.compile_pipeline import compile_pipeline
 from longstraw_core.cli.output import OutputFormat, print_json
 from longstraw_core.cli.spec_file import read_spec
+from longstraw_core.kubeflow.submission import cluster_problems
 from longstraw_core.spec import SpecError, sha256_digest
 from longstraw_core.stages.whole_file import write_whole
 
@@ -68,6 +69,8 @@ def compile_command(
         )
     else:
         click.echo(f"{out}: {count} transaction(s), {len(content)} bytes, {sha256_digest(content)}")
+    for problem in cluster_problems(parsed) if pinned else ():
+        click.echo(f"longstraw: no cluster can run this specification as it is: {problem}", err=True)
     if not pinned:
         click.echo(
             "longstraw: no image is published in images/images.lock.json: this pipeline runs on this machine only "
