@@ -208,6 +208,8 @@ def _check_ranks(architecture: Architecture, ranks: Ranks) -> None:
             )
         if isinstance(layer.network, Experts) and layer.network.experts % ranks.expert:
             raise SpecError(f"--expert-parallel {ranks.expert} does not divide {layer.network.experts} experts")
+    if ranks.expert > 1 and not any(isinstance(layer.network, Experts) for layer in architecture.layers):
+        raise SpecError(f"--expert-parallel {ranks.expert}: this model has no experts; choose 1")
     if ranks.context % ranks.expert:
         raise SpecError(f"--expert-parallel {ranks.expert} does not divide --context-parallel {ranks.context}")
 

@@ -11,6 +11,7 @@ from longstraw_core.rewards.scoring import check_reward, truth_check
 from longstraw_core.spec import DataRefused, IntegrityError, canonical_json
 from longstraw_core.spec.descriptors import MEDIA_TYPE_JSON, MEDIA_TYPE_JSON_LINES, MEDIA_TYPE_PARQUET
 from longstraw_core.stages.context import DATA_INPUT, SNAPSHOT_INPUT, StageContext, StageResult
+from longstraw_core.stages.layout_check import check_layout
 from longstraw_core.stages.snapshot import check_snapshot
 
 
@@ -20,6 +21,7 @@ def execute(context: StageContext) -> StageResult:
     snapshot, rows = Path(spec.model.snapshot), Path(spec.data.path)
     with context.phase("hash model snapshot"):
         check_snapshot(snapshot, spec.model.family)
+        check_layout(snapshot, spec.model.family, spec.layout)
         model_snapshot = describe_external_tree(context.store, snapshot)
     context.inputs[SNAPSHOT_INPUT] = model_snapshot
     if spec.model.digest is not None and spec.model.digest != model_snapshot.digest:

@@ -7,11 +7,12 @@ from longstraw_core.rewards.scoring import check_reward
 from longstraw_core.rollout.adapter_rules import check_lora_before_start
 from longstraw_core.rollout.server_command import check_server_arguments
 from longstraw_core.spec import DataRefused, SpecError, TransactionSpec
+from longstraw_core.stages.layout_check import check_layout
 from longstraw_core.stages.snapshot import check_snapshot
 
 
 def check_before_start(spec: TransactionSpec) -> None:
-    """Check that the snapshot is complete, the data file is there, and the lengths can fit the model.
+    """Check that snapshot and data file are there, and that the layout and the lengths fit the model.
 
     Raises:
         SpecError: naming the file or field; also when the reward plug-in cannot be imported, or SGLang could not serve
@@ -20,6 +21,7 @@ def check_before_start(spec: TransactionSpec) -> None:
     """
     snapshot, rows = Path(spec.model.snapshot), Path(spec.data.path)
     check_snapshot(snapshot, spec.model.family)
+    check_layout(snapshot, spec.model.family, spec.layout)
     limits = read_model_limits(snapshot, spec.model.rope_scaling)
     prompt_token_limit(spec.data, limits, spec.sampling.max_response_tokens)
     if not rows.is_file():

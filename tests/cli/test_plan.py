@@ -95,6 +95,7 @@ def test_without_figures_nothing_is_said_of_fit_or_time() -> None:
         ([*HYBRID, "--device", "nowhere.json"], "nowhere.json"),
         ([*MIXTURE, "--expert-parallel", "24"], "does not divide"),
         ([*HYBRID, "--context-parallel", "32"], "does not divide the 48 value heads"),
+        ([*HYBRID, "--context-parallel", "2", "--expert-parallel", "2"], "this model has no experts"),
         ([*HYBRID, "--context-parallel", "12"], "neither divides the 16 key heads"),
         ([*HYBRID, "--set", "model.snapshot=none"], "config.json"),
         ([*HYBRID, "--set", "model.family=glm_moe_dsa"], "model.family"),
