@@ -17,7 +17,7 @@ from safetensors.torch import load, load_file, save, save_file
 
 from longstraw_core.mixers.exchange.rank_group import RankGroup
 from longstraw_core.spec.canonical import canonical_json, parse_canonical_json
-from longstraw_core.spec.errors import IntegrityError
+from longstraw_core.spec.errors import IntegrityError, NumericError
 from longstraw_core.spec.model import Count, FiniteFloat, StrictModel
 from longstraw_core.training.expert_tensors import held_tensors, whole_tensors
 from longstraw_core.training.lora import expert_count, load_adapter_tensors, save_adapter, trainable_parameters
@@ -53,6 +53,7 @@ def save_checkpoint(
 
     Raises:
         IntegrityError: `state.optimizer_steps` is not what the optimizer did.
+        NumericError: the step left a value that is not finite; every rank raises, nothing is written.
     """
     if state.optimizer_steps != optimizer.steps_taken:
         raise IntegrityError(
@@ -62,6 +63,12 @@ def save_checkpoint(
     experts, group = expert_count(model), ranks.experts if optimizer.own else RankGroup.alone()
     adapter = whole_tensors(dict(trainable_parameters(model)), experts, group)
     moments = whole_tensors(optimizer.state_tensors(), experts, group)
+    for name, tensor in sorted((adapter | moments).items()):
+        if not bool(torch.isfinite(tensor).all()):
+            raise NumericError(
+                f"{name} is not finite after step {state.optimizer_steps}: no checkpoint was written; "
+                "lower optimizer.learning_rate"
+            )
     random_states = _states_of_ranks(ranks)
     if ranks.rank != 0:
         return
@@ -124,7 +131,10 @@ def _random_states() -> dict[str, torch.Tensor]:
 def _restore_random_states(states: dict[str, torch.Tensor], path: Path) -> None:
     if "cpu" not in states:
         raise IntegrityError(f"{path}: random state of the CPU is missing")
-    torch.set_rng_state(states["cpu"])
-    for index in range(torch.cuda.device_count() if torch.cuda.is_available() else 0):
-        if f"cuda.{index}" in states:
-            torch.cuda.set_rng_state(states[f"cuda.{index}"], index)
+    try:
+        torch.set_rng_state(states["cpu"])
+        for index in range(torch.cuda.device_count() if torch.cuda.is_available() else 0):
+            if f"cuda.{index}" in states:
+                torch.cuda.set_rng_state(states[f"cuda.{index}"], index)
+    except (RuntimeError, TypeError) as error:
+        raise IntegrityError(f"{path}: not a random state of torch: {error}") from error

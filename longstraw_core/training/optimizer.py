@@ -69,10 +69,11 @@ def scheduled_rate(spec: OptimizerSpec, steps_taken: int) -> float:
 def check_state_tensors(
     tensors: dict[str, torch.Tensor], parameters: dict[str, torch.nn.Parameter], steps_taken: int
 ) -> None:
-    """Check that every moment of every parameter is there, and nothing else.
+    """Check that every moment of every parameter is there, and nothing else, with values that AdamW can leave.
 
     Raises:
-        IntegrityError: a moment is missing, unexpected or has another shape; names it.
+        IntegrityError: a moment is missing, unexpected, has another shape, is not finite or, of squares, negative;
+            names it.
     """
     expected = {f"{moment}.{name}" for name in parameters for moment in MOMENTS} if steps_taken > 0 else set()
     if set(tensors) != expected:
@@ -85,6 +86,10 @@ def check_state_tensors(
                 f"optimizer state {key}: stored as {tuple(stored.shape)} {stored.dtype}, "
                 f"expected {tuple(parameter.shape)} {parameter.dtype}"
             )
+        if not bool(torch.isfinite(stored).all()):
+            raise IntegrityError(f"optimizer state {key} contains values that are not finite")
+        if key.startswith("exp_avg_sq.") and bool((stored < 0).any()):
+            raise IntegrityError(f"optimizer state {key} contains negative means of squares")
 
 
 def adamw_state(tensors: dict[str, torch.Tensor], name: str, parameter: torch.nn.Parameter, steps_taken: int) -> dict:

@@ -8,7 +8,7 @@ from peft import PeftModel
 from safetensors.torch import load_file, save_file
 
 from longstraw_core.engine.policy import Policy
-from longstraw_core.spec.errors import IntegrityError
+from longstraw_core.spec.errors import IntegrityError, NumericError
 from longstraw_core.spec.transaction import LayoutSpec, LoraSpec, ObjectiveSpec, OptimizerSpec
 from longstraw_core.training.checkpoint import TrainerState, load_checkpoint, save_checkpoint
 from longstraw_core.training.lora import inject_adapter, load_adapter, trainable_parameters
@@ -91,7 +91,20 @@ def test_a_checkpoint_holds_no_pickle(tmp_path: Path) -> None:
     ]
 
 
-@pytest.mark.parametrize("change", ["missing", "misshapen", "unexpected", "no state", "not canonical", "cut"])
+@pytest.mark.parametrize(
+    "change",
+    [
+        "missing",
+        "misshapen",
+        "unexpected",
+        "no state",
+        "not canonical",
+        "cut",
+        "not finite",
+        "negative squares",
+        "random state",
+    ],
+)
 def test_a_damaged_checkpoint_is_refused(tmp_path: Path, change: str) -> None:
     model, optimizer = trained(1)
     save_checkpoint(tmp_path, model, optimizer, state_after(1))
@@ -104,6 +117,12 @@ def test_a_damaged_checkpoint_is_refused(tmp_path: Path, change: str) -> None:
         tensors[name] = tensors[name][:1].contiguous()
     elif change == "unexpected":
         tensors["stranger"] = torch.zeros(1)
+    elif change == "not finite":
+        tensors[name].view(-1)[0] = float("nan")
+    elif change == "negative squares":
+        tensors[name.replace("exp_avg.", "exp_avg_sq.")].view(-1)[0] = -1e-6
+    elif change == "random state":
+        save_file({"cpu": torch.zeros(5, dtype=torch.uint8)}, tmp_path / "random_state.safetensors")
     save_file(tensors, path)
     state_path = tmp_path / "trainer_state.json"
     if change == "no state":
@@ -120,3 +139,15 @@ def test_a_trainer_state_that_disagrees_with_the_optimizer_cannot_be_saved(tmp_p
     model, optimizer = trained(1)
     with pytest.raises(IntegrityError, match="says 2 optimizer steps, the optimizer took 1"):
         save_checkpoint(tmp_path, model, optimizer, state_after(2))
+
+
+@pytest.mark.parametrize("kind", ["adapter", "moment"])
+def test_a_step_that_left_values_that_are_not_finite_is_not_saved(tmp_path: Path, kind: str) -> None:
+    model, optimizer = trained(1)
+    tensors = trainable_parameters(model) if kind == "adapter" else optimizer.state_tensors()
+    name, tensor = next(iter(tensors.items()))
+    with torch.no_grad():
+        tensor.view(-1)[0] = float("inf")
+    with pytest.raises(NumericError, match=f"{name} is not finite after step 1: no checkpoint was written"):
+        save_checkpoint(tmp_path / "checkpoint", model, optimizer, state_after(1))
+    assert not (tmp_path / "checkpoint").exists()
