@@ -208,6 +208,12 @@ def test_a_snapshot_that_is_not_whole_is_found(spec_fields: dict[str, Any], tmp_
     assert findings(remote)["snapshot"]["status"] == "skipped"
 
 
+def test_a_layout_that_the_model_cannot_be_divided_by_is_found(spec_fields: dict[str, Any], tmp_path: Path) -> None:
+    layout = {**spec_fields["layout"], "context_parallel": 3}
+    spec = write_spec(tmp_path / "s.json", {**spec_fields, "layout": layout})
+    assert "layout.context_parallel: 3 does not divide" in findings(spec)["snapshot"]["found"]
+
+
 def test_two_processes_agree_over_gloo(tmp_path: Path) -> None:
     assert "gloo: 2 processes agree" in check_collectives(tmp_path)
 

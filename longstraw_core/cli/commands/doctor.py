@@ -28,6 +28,7 @@ from longstraw_core.kubeflow.kubernetes_access import KubernetesAccess, open_kub
 from longstraw_core.kubeflow.server import ServerAddress
 from longstraw_core.spec import SpecError, TransactionSpec
 from longstraw_core.spec.exit_codes import USAGE
+from longstraw_core.stages.layout_check import check_layout
 from longstraw_core.stages.snapshot import check_snapshot
 
 
@@ -167,6 +168,7 @@ def _machine_checks(spec: TransactionSpec | None, directory: Path, least_free_gb
         if on_volume and not path.exists():
             raise Skipped(f"{path} is on a volume of the cluster, not on this machine")
         check_snapshot(path, spec.model.family)
+        check_layout(path, spec.model.family, spec.layout)
         pinned = spec.model.digest or "no digest pinned in model.digest"
         return f"{path}: complete, {spec.model.family}; {pinned}"
 
