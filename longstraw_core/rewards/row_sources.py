@@ -6,13 +6,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO, Protocol, cast
 
+from longstraw_core.rewards.parquet_bounds import batch_rows, row_group_problem, row_sizes
 from longstraw_core.rewards.rows import RowProblem, RowRefused, parse_object
 from longstraw_core.spec import DataRefused, SpecError
 
 MAX_ROW_BYTES = 64 * 2**20
-"""Longest line that is read: several times the text of a prompt of two million tokens."""
+"""Longest line, or row of a Parquet file, that is read: several times the text of a prompt of two million tokens."""
 PARQUET_MAGIC = b"PAR1"
-PARQUET_BATCH_ROWS = 256
 HASH_BLOCK_BYTES = 1 << 20
 
 
@@ -96,8 +96,7 @@ class JsonLinesSource:
         with self._path.open("rb") as stream:
             for number, offset, content in self._lines(stream):
                 if content is None:
-                    problem = RowProblem("row", f"longer than {MAX_ROW_BYTES} bytes", "split or shorten it")
-                    yield SourceRow(number, offset, RowRefused([problem]))
+                    yield SourceRow(number, offset, _too_long())
                 elif not content.strip():
                     yield SourceRow(number, offset, None)
                 else:
@@ -157,12 +156,14 @@ class ParquetSource:
         self._digest = file_hash.hexdigest()
         number = 0
         for batch in self._batches():
-            for fields in self._values(batch):
-                yield SourceRow(number, number, _without_nulls(fields))
+            for place, size in enumerate(row_sizes(batch)):
+                # one by one: a batch of the longest rows would fill the memory
+                fields = _too_long() if size > MAX_ROW_BYTES else _without_nulls(self._values(batch, place))
+                yield SourceRow(number, number, fields)
                 number += 1
 
     def fetch(self, places: Iterable[tuple[int, int]]) -> Iterator[dict[str, Any] | None]:
-        """Read chosen rows; batches without any of them are not converted."""
+        """Read chosen rows; no other is converted."""
         batches = self._batches()
         first, batch = 0, None
         for number, _ in places:
@@ -172,30 +173,42 @@ class ParquetSource:
                 if batch is None:
                     yield None
                     return
-            yield _without_nulls(self._values(batch.slice(number - first, 1))[0])
+            row = batch.slice(number - first, 1)
+            yield None if row_sizes(row)[0] > MAX_ROW_BYTES else _without_nulls(self._values(row, 0))
 
     def _batches(self) -> Iterator[Any]:
         import pyarrow
         from pyarrow import parquet
 
-        columns = ("data_source", "prompt", "ability", "reward_model", "extra_info")
+        columns = {"data_source", "prompt", "ability", "reward_model", "extra_info"}
         try:
-            with parquet.ParquetFile(str(self._path)) as file:
-                present = [name for name in cast(Any, file).schema_arrow.names if name in columns]
-                yield from cast(Any, file).iter_batches(batch_size=PARQUET_BATCH_ROWS, columns=present)
+            with parquet.ParquetFile(str(self._path)) as opened:
+                file = cast(Any, opened)
+                groups = [file.metadata.row_group(number) for number in range(file.metadata.num_row_groups)]
+                for number, group in enumerate(groups):
+                    if problem := row_group_problem(group, columns):
+                        raise DataRefused(f"{self._name}: row group {number} {problem}")
+                present = [name for name in file.schema_arrow.names if name in columns]
+                for number, group in enumerate(groups):
+                    rows = batch_rows(group, columns)
+                    yield from file.iter_batches(batch_size=rows, row_groups=[number], columns=present)
         except (pyarrow.ArrowException, OSError, ValueError) as error:  # ValueError: a name in the footer is not UTF-8
             raise self._unreadable(error) from error
 
-    def _values(self, batch: Any) -> list[dict[str, Any]]:
-        """The rows of a batch as plain values; text that is not UTF-8 and times Python cannot hold are refused."""
+    def _values(self, batch: Any, place: int) -> dict[str, Any]:
+        """A row of a batch as plain values; text that is not UTF-8 and times Python cannot hold are refused."""
         try:
-            return batch.to_pylist()
+            return batch.slice(place, 1).to_pylist()[0]
         except (ValueError, OverflowError) as error:  # UnicodeDecodeError is a ValueError
             raise self._unreadable(error) from error
 
     def _unreadable(self, error: Exception) -> DataRefused:
         reason = " ".join(str(error).split())[:200]
         return DataRefused(f"{self._name}: cannot be read as Parquet: {reason}; write the file again")
+
+
+def _too_long() -> RowRefused:
+    return RowRefused([RowProblem("row", f"longer than {MAX_ROW_BYTES} bytes", "split or shorten it")])
 
 
 def _without_nulls(value: Any) -> Any:
