@@ -8,6 +8,7 @@ the same digest on every machine.
 import argparse
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -21,6 +22,9 @@ from bill_of_materials import bill_of_materials
 IMAGES = Path(__file__).resolve().parent
 ROOT = IMAGES.parent
 ROLES = ("control", "trainer", "sampler")
+DIGEST = re.compile(r"sha256:[0-9a-f]{64}")
+REPOSITORY = re.compile(r"[a-z0-9]+([.-][a-z0-9]+)*(:[0-9]+)?(/[a-z0-9]+((\.|_|__|-+)[a-z0-9]+)*)*")
+TAG = re.compile(r":[A-Za-z0-9_][A-Za-z0-9_.-]{0,127}")
 
 
 @dataclass(frozen=True)
@@ -130,6 +134,10 @@ def push(image: str, repository: str, tag: str, *, insecure: bool) -> str:
     # what the registry says, not what was sent: it may have stored another form of the manifest
     answer = run("skopeo", "inspect", tls_option(insecure), "--no-tags", f"docker://{repository}:{tag}")
     digest = json.loads(answer)["Digest"]
+    if not DIGEST.fullmatch(digest):
+        raise SystemExit(
+            f"{repository}:{tag}: the registry answers {digest!r}, which is no digest; the lock is as it was"
+        )
     return f"{repository}@{digest}"
 
 
@@ -137,6 +145,39 @@ def stored_bytes(reference: str, *, insecure: bool) -> int:
     """Return the size of an image's layers in the registry, compressed as they lie there."""
     manifest = json.loads(run("skopeo", "inspect", tls_option(insecure), "--raw", f"docker://{reference}"))
     return sum(layer["size"] for layer in manifest["layers"])
+
+
+def check_names(registry: str, base: str) -> None:
+    """Refuse a registry that is no repository, or a base image that is not pinned by digest.
+
+    Raises:
+        SystemExit: it is not; a host is not repeated where it may hold credentials.
+    """
+    if not REPOSITORY.fullmatch(registry):
+        shown = "--registry" if "@" in registry else f"--registry {registry!r}"
+        raise SystemExit(f"{shown}: write host[:port]/path in lower case, without scheme, credentials or tag")
+    name, _, digest = base.partition("@")
+    tag = TAG.search(name, name.rfind("/") + 1)
+    repository = name[: tag.start()] if tag and not REPOSITORY.fullmatch(name) else name
+    if not (REPOSITORY.fullmatch(repository) and DIGEST.fullmatch(digest)):
+        raise SystemExit(f"--base {base!r}: pin it by digest, repository@sha256:…; `skopeo inspect` prints it")
+
+
+def read_lock(path: Path) -> dict[str, str]:
+    """Return the entries of a lock that is to be rewritten; none where there is no file.
+
+    Raises:
+        SystemExit: the file is no lock.
+    """
+    try:
+        lock = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        return {}
+    except ValueError as error:
+        raise SystemExit(f"{path}: no JSON ({error}); delete it, and build all three roles") from error
+    if not (isinstance(lock, dict) and all(isinstance(value, str) for value in lock.values())):
+        raise SystemExit(f"{path}: not an object of role: image; delete it, and build all three roles")
+    return lock
 
 
 def store_bill(store: str, reference: str, bill: str) -> str:
@@ -176,10 +217,9 @@ def main() -> None:
     parser.add_argument("--insecure-registry", action="store_true", help="the registry speaks plain HTTP")
     parser.add_argument("--allow-changes", action="store_true", help="build a tree with uncommitted changes")
     options = parser.parse_args()
-    if "@sha256:" not in options.base:
-        raise SystemExit(f"--base {options.base}: pin it by digest; `skopeo inspect docker://{options.base}` prints it")
+    check_names(options.registry, options.base)
+    lock = read_lock(options.lock)  # before the first of many minutes
     source = source_of_tree(allow_changes=options.allow_changes)
-    lock = json.loads(options.lock.read_text(encoding="utf-8")) if options.lock.exists() else {}
     for role in options.role or ROLES:
         locks = environments(role, options.variant, server=not options.without_server)
         image = build(role, locks, options.base, source, insecure=options.insecure_registry)

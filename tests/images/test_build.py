@@ -66,6 +66,71 @@ def test_the_lock_names_what_the_registry_answers(
     ]
 
 
+def test_what_is_no_digest_does_not_get_into_the_lock(
+    build: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    fake(tmp_path, "buildah")
+    fake(tmp_path, "skopeo", json.dumps({"Digest": "sha256:" + "e" * 63 + "\n"}))
+    with pytest.raises(SystemExit, match="no digest; the lock is as it was"):
+        build.push("image", "registry.example/control", "abc", insecure=False)
+
+
+BASE = "docker.io/library/python@sha256:" + "b" * 64
+
+
+@pytest.mark.parametrize(
+    ("registry", "base"),
+    [
+        ("registry.example/longstraw", BASE),
+        ("localhost:5000", "localhost:5000/base@sha256:" + "0" * 64),
+        ("10.0.0.1:5000/a/b__c", "python:3.11-slim@sha256:" + "b" * 64),
+    ],
+)
+def test_usual_names_are_taken(build: ModuleType, registry: str, base: str) -> None:
+    build.check_names(registry, base)
+
+
+@pytest.mark.parametrize(
+    ("registry", "base", "named"),
+    [
+        ("https://registry.example", BASE, "--registry"),
+        ("registry.example/LongStraw", BASE, "--registry"),
+        ("registry.example/a:tag", BASE, "--registry"),
+        ("--creds=x", BASE, "--registry"),
+        ("registry.example/../x", BASE, "--registry"),
+        ("", BASE, "--registry"),
+        ("registry.example", "python:3.11", "--base"),
+        ("registry.example", "python@sha256:" + "b" * 63, "--base"),
+        ("registry.example", "python@sha256:" + "b" * 65, "--base"),
+        ("registry.example", "python@sha256:" + "b" * 64 + "\nRUN true", "--base"),
+        ("registry.example", "@sha256:" + "b" * 64, "--base"),
+        ("registry.example", "--from@sha256:" + "b" * 64, "--base"),
+    ],
+)
+def test_other_names_are_refused_before_anything_is_built(
+    build: ModuleType, registry: str, base: str, named: str
+) -> None:
+    with pytest.raises(SystemExit, match=named):
+        build.check_names(registry, base)
+
+
+def test_credentials_in_a_registrys_name_are_not_repeated(build: ModuleType) -> None:
+    with pytest.raises(SystemExit) as refused:
+        build.check_names("user:hidden@registry.example", BASE)
+    assert "hidden" not in str(refused.value)
+
+
+@pytest.mark.parametrize("content", ['{"control": "a', "[]", '{"control": 1}', "\xff"])
+def test_a_lock_that_is_none_is_refused_and_stays(build: ModuleType, content: str, tmp_path: Path) -> None:
+    path = tmp_path / "images.lock.json"
+    assert build.read_lock(path) == {}
+    path.write_text(content, encoding="latin-1")
+    with pytest.raises(SystemExit, match=r"images\.lock\.json: no"):
+        build.read_lock(path)
+    assert path.read_text(encoding="latin-1") == content
+
+
 def test_the_size_is_that_of_the_layers_in_the_registry(
     build: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
