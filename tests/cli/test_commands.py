@@ -88,6 +88,14 @@ def test_compiling_for_a_cluster_names_the_paths_that_no_pod_would_find(spec_fil
     assert invoke("compile", default, "--out", str(tmp_path / "other.yaml"), *lock).stderr == ""
 
 
+def test_an_empty_parent_checkpoint_is_no_fresh_start(spec_file: Path, tmp_path: Path) -> None:
+    store = tmp_path / "store"
+    result = invoke("stage", "audit_data", str(spec_file), "--store", store.as_uri(), "--parent-checkpoint", "")
+    assert result.exit_code == 2
+    assert "--parent-checkpoint: is empty" in result.stderr
+    assert not store.exists()
+
+
 def test_the_compiled_parameter_keeps_every_digit_of_the_seed(spec_file: Path, tmp_path: Path) -> None:
     out = tmp_path / "pipeline.yaml"
     result = invoke("compile", str(spec_file), "--out", str(out), "--set", f"seed={2**53 - 1}", "-o", "json")

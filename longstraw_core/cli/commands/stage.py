@@ -53,7 +53,6 @@ def _stage_command(entry: StageEntry) -> click.Command:
     @click.option("--transaction", type=click.IntRange(1, 9999), default=1, show_default=True)
     @click.option(
         "--parent-checkpoint",
-        default="",
         metavar="JSON",
         help="Descriptor of the checkpoint manifest to start from (first transaction only; default: a fresh adapter).",
     )
@@ -69,7 +68,7 @@ def _stage_command(entry: StageEntry) -> click.Command:
         store: str | None,
         run_name: str | None,
         transaction: int,
-        parent_checkpoint: str,
+        parent_checkpoint: str | None,
         overrides: tuple[str, ...],
         output: OutputFormat,
         nproc: int | None = None,
@@ -78,6 +77,8 @@ def _stage_command(entry: StageEntry) -> click.Command:
             if workdir is not None:
                 raise SpecError("--store and --workdir: give one of them")
             overrides = (*overrides, f"storage.uri={store}")
+        if parent_checkpoint is not None and not parent_checkpoint.strip():
+            raise SpecError("--parent-checkpoint: is empty; give the descriptor, or leave the option out")
         written = read_spec(spec, overrides)
         if workdir is None and "storage" not in written.model_fields_set:
             workdir = default_workdir(written)
@@ -90,7 +91,7 @@ def _stage_command(entry: StageEntry) -> click.Command:
                     spec=parsed,
                     run=run,
                     transaction=transaction,
-                    parent_checkpoint=parse_parent_checkpoint(parent_checkpoint),
+                    parent_checkpoint=parse_parent_checkpoint(parent_checkpoint or ""),
                     context_parallel=nproc,
                 )
             )
