@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from longstraw_core.artifacts.store import Store, blob_name
 from longstraw_core.artifacts.trees import publish_files, publish_manifest, read_manifest
-from longstraw_core.spec import Descriptor, Prompt
+from longstraw_core.spec import Descriptor, Prompt, canonical_json, sha256_digest
 from longstraw_core.spec.descriptors import MEDIA_TYPE_JSON, TreeEntry, TreeManifest
 from longstraw_core.stages.context import StageContext
 from longstraw_core.stages.policy_inputs import POLICY_PREFIX, REFERENCE_PREFIX, PolicyInputs, needs_reference
@@ -131,12 +131,15 @@ class PrefixWriter:
 def _earlier_states(
     context: StageContext,
 ) -> dict[str, list[tuple["PrefixManifest", dict[str, TreeEntry]]]]:
-    """States of the transaction before, by prompt digest: manifest and files by their names below its directory."""
+    """States of the transaction before, by prompt digest: manifest and files by their names below its directory.
+
+    None when that transaction had another specification.
+    """
     from longstraw_core.resident.files import MANIFEST_NAME, parse_manifest
 
     receipt = context.previous_receipt("capture_prefix")
-    if receipt is None:
-        return {}
+    if receipt is None or receipt.predicate.spec_digest != sha256_digest(canonical_json(context.spec)):
+        return {}  # another type, page size or chunk could not be restored
     by_directory: dict[str, dict[str, TreeEntry]] = {}
     for entry in read_manifest(context.store, receipt.predicate.outputs["prefix"]).entries:
         number, kind, name = entry.path.split("/", 2)

@@ -34,6 +34,14 @@ def test_a_state_captured_without_the_adapter_is_used_again_after_a_step(same_pr
     assert "prefix" not in second["train"].receipt.predicate.facts
 
 
+@pytest.mark.parametrize("change", ["layout.page_tokens=8", "model.dtype=bfloat16"])
+def test_a_state_of_another_specification_is_captured_again(same_prompt: dict[str, Any], change: str) -> None:
+    run_transaction(make_spec(same_prompt, "objective.gradient=response_adapter"), 1)
+    second = run_transaction(make_spec(same_prompt, "objective.gradient=response_adapter", change), 2)
+    assert captured(second)[0] == 0
+    assert second["train"].receipt.predicate.status == "stepped"
+
+
 def test_after_a_step_other_modes_capture_again_unless_staleness_is_allowed(same_prompt: dict[str, Any]) -> None:
     spec = make_spec(same_prompt)
     first, second = run_transaction(spec, 1), run_transaction(spec, 2)
