@@ -78,7 +78,7 @@ locks: $(STAMP)  ## Re-resolve the pinned requirements of every image role
 	$(COMPILE) --generate-hashes --extra trainer -o images/trainer/requirements-cpu.lock pyproject.toml
 	$(COMPILE) --generate-hashes --extra sampler -o images/sampler/requirements-cpu.lock pyproject.toml
 	PIP_CONFIG_FILE=/dev/null PIP_FIND_LINKS= \
-		$(COMPILE) --generate-hashes --extra trainer -o images/trainer/requirements-cuda.lock pyproject.toml
+		$(COMPILE) --generate-hashes --extra trainer --extra nf4 -o images/trainer/requirements-cuda.lock pyproject.toml
 	PIP_CONFIG_FILE=/dev/null PIP_FIND_LINKS= \
 		$(COMPILE) --generate-hashes --extra sampler -o images/sampler/requirements-cuda.lock pyproject.toml
 	$(COMPILE) --generate-hashes -o images/sampler/sglang-cuda.lock images/sampler/sglang.in

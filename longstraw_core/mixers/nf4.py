@@ -57,5 +57,5 @@ def _functional() -> Any:
     except ImportError as error:
         raise SpecError(
             "model.quantization: nf4 needs the package bitsandbytes, which is not installed here; "
-            "install it beside longstraw, or remove model.quantization"
+            "install longstraw[nf4], or remove model.quantization"
         ) from error

@@ -21,6 +21,9 @@ from tests.ranks import run_on_ranks
 
 FAMILIES: dict[str, Any] = {"qwen3_5_text": oracle, "glm_moe_dsa": glm_oracle}
 LAYOUT = LayoutSpec(prompt_chunk_tokens=25, page_tokens=16)
+needs_bitsandbytes = pytest.mark.skipif(
+    importlib.util.find_spec("bitsandbytes") is None, reason="bitsandbytes is not installed"
+)
 
 
 def spec(family: str, **fields: Any) -> ModelSpec:
@@ -76,10 +79,12 @@ def test_shares_of_a_snapshot_give_the_bits_of_whole_weights(snapshots: Path, tm
     run_on_ranks(2, _compare, str(snapshots), [None], directory=tmp_path / "run")
 
 
+@needs_bitsandbytes
 def test_shares_in_nf4_give_the_bits_of_whole_layers_in_nf4(snapshots: Path, tmp_path: Path) -> None:
     run_on_ranks(2, _compare, str(snapshots), ["nf4"], directory=tmp_path / "run")
 
 
+@needs_bitsandbytes
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize("family", FAMILIES)
 def test_nf4_computes_with_what_bitsandbytes_makes_of_every_matrix(snapshots: Path, family: str, dtype: str) -> None:
