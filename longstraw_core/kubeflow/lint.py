@@ -59,6 +59,9 @@ def load_pipeline(content: str | bytes, source: str) -> dict[str, Any]:
         SpecError: not YAML, or not a compiled KFP pipeline, or a part of it is not what it must be.
     """
     try:
+        # by aliases a small file expands into a huge value, and no compiler writes them
+        if any(isinstance(event, yaml.AliasEvent) for event in yaml.parse(content, Loader=yaml.CSafeLoader)):
+            raise SpecError(f"{source}: YAML aliases are not accepted; `longstraw compile` writes none")
         documents = list(yaml.load_all(content, Loader=yaml.CSafeLoader))
     except (yaml.YAMLError, UnicodeDecodeError) as error:
         raise SpecError(f"{source}: not YAML: {' '.join(str(error).split())}") from error

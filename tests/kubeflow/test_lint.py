@@ -260,3 +260,11 @@ def test_a_lock_with_a_tag_is_refused_by_compile_and_lint(tmp_path: Path) -> Non
         assert "names a tag" in result.stderr
         assert "skopeo" in result.stderr
     assert not out.exists()
+
+
+def test_aliases_that_expand_without_end_are_refused_at_once() -> None:
+    levels = [f"a{level}: &a{level} [{', '.join([f'*a{level - 1}'] * 10)}]" for level in range(1, 12)]
+    bomb = "\n".join(["a0: &a0 [x]", *levels, "deploymentSpec: {executors: {}}"])
+    bomb += "\nroot: {inputDefinitions: {parameters: {p: {defaultValue: *a11}}}, dag: {tasks: {}}}\n"
+    with pytest.raises(SpecError, match=r"bomb\.yaml: YAML aliases are not accepted"):
+        load_pipeline(bomb, "bomb.yaml")
