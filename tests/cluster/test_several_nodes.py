@@ -173,7 +173,7 @@ def test_a_rank_that_dies_on_the_other_node_is_the_error_of_the_launch(
 
     threading.Thread(target=kill_when_joined, daemon=True).start()
     lines: list[str] = []
-    with pytest.raises(StageFailed, match=r"rank of node 1.*status 3; its log says why"):
+    with pytest.raises(StageFailed, match=r"rank of node 1.*rank 1 of 2 on .*died in phase .*SIGKILL"):
         on_two_nodes(cluster, pods, request, mounted, say=lines.append)
     assert any("rank 1 of 2 on" in line and "SIGKILL" in line for line in lines), lines
     assert find_receipt(open_store(spec.storage.uri), "dies", 1, "capture_prefix") is None

@@ -123,12 +123,13 @@ def test_nothing_that_the_stage_started_lives_when_it_ends(
     if ending == "server died":
         monkeypatch.setenv("FAKE_SGLANG_DIE_AFTER", "11")
     honest = EventLog.progress
+    others = {process.pid for process in descendants()}  # servers and workers of other tests in this process
     started: dict[int, psutil.Process] = {}
 
     def look(log: EventLog, phase: str, done: int, total: int) -> None:
         honest(log, phase, done, total)
         if phase == "responses sampled":
-            started.update((process.pid, process) for process in descendants())
+            started.update((process.pid, process) for process in descendants() if process.pid not in others)
             if ending == "interrupted" and done == 5:
                 raise KeyboardInterrupt
 
