@@ -262,10 +262,22 @@ def _follow(
             # A rank ends with its leader. A leader that still answers has lost this rank for another reason.
             if last_seen is not None and not _answers_within(place, 10.0):
                 return
+            # A short stage may end between two looks at the leader; then only what it stored tells.
+            if last_seen is None and is_over is not None and _becomes_true(is_over, 10.0):
+                return
             rank.check_alive("following rank 0")
         if progress is not None:
             progress("seconds beside rank 0", int(now - began), int(now - began) + 1)
         time.sleep(1.0)
+
+
+def _becomes_true(question: Callable[[], bool], seconds: float) -> bool:
+    deadline = time.monotonic() + seconds
+    while not question():
+        if time.monotonic() >= deadline:
+            return False
+        time.sleep(0.5)
+    return True
 
 
 def _answers(host: str, port: int) -> bool:
