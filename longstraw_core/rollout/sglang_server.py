@@ -25,6 +25,8 @@ FOLLOW_SECONDS = 30.0
 """How long a follower waits for a rank 0 that answered before and does not now."""
 QUESTION_SECONDS = 10.0
 """Between two looks of a follower whether the work ended without a server."""
+PATIENCE_SECONDS = 10.0
+"""How long a follower whose own rank has ended waits for what tells that rank 0 ended too."""
 LAUNCHES = 3
 """How often a server is started whose ports are taken between their choice and their use."""
 _WITHOUT_SGLANG = re.compile(r"ModuleNotFoundError: No module named 'sglang'")
@@ -222,7 +224,8 @@ def follow_leader(
 ) -> None:
     """Run one rank above 0 on this machine until rank 0 is gone; returns when nothing of it lives.
 
-    `is_over` is asked while rank 0 has not answered yet: whether it will never start, because nothing is left to do.
+    `is_over` is asked while rank 0 has not answered yet: whether it will not start, or has ended, because nothing is
+    left to do.
 
     Raises:
         StageFailed: this rank ended while rank 0 was still answering, or rank 0 never answered.
@@ -259,25 +262,16 @@ def _follow(
         if last_seen is None and now - began > server.start_timeout_seconds:
             raise StageFailed(f"rank 0 ({place.leader}:{place.http_port}) did not answer; this rank: {rank.tail()}")
         if rank.exit_code() is not None:
-            # A rank ends with its leader. A leader that still answers has lost this rank for another reason.
-            if last_seen is not None and not _answers_within(place, 10.0):
+            # A rank ends with its leader, which closes its port meanwhile; one that still answers has lost this rank
+            # for another reason. A leader that came and went between two looks has stored that sampling is over.
+            if last_seen is not None and _comes_true(lambda: not _answers(place.leader, place.http_port)):
                 return
-            # A short stage may end between two looks at the leader; then only what it stored tells.
-            if last_seen is None and is_over is not None and _becomes_true(is_over, 10.0):
+            if last_seen is None and is_over is not None and _comes_true(is_over):
                 return
             rank.check_alive("following rank 0")
         if progress is not None:
             progress("seconds beside rank 0", int(now - began), int(now - began) + 1)
         time.sleep(1.0)
-
-
-def _becomes_true(question: Callable[[], bool], seconds: float) -> bool:
-    deadline = time.monotonic() + seconds
-    while not question():
-        if time.monotonic() >= deadline:
-            return False
-        time.sleep(0.5)
-    return True
 
 
 def _answers(host: str, port: int) -> bool:
@@ -288,11 +282,11 @@ def _answers(host: str, port: int) -> bool:
         return False
 
 
-def _answers_within(place: NodePlace, seconds: float) -> bool:
-    """Whether rank 0 is still there after `seconds`; a leader that is going down closes its port meanwhile."""
-    deadline = time.monotonic() + seconds
-    while time.monotonic() < deadline:
-        if not _answers(place.leader, place.http_port):
+def _comes_true(question: Callable[[], bool]) -> bool:
+    """Whether the answer is yes within `PATIENCE_SECONDS`."""
+    deadline = time.monotonic() + PATIENCE_SECONDS
+    while not question():
+        if time.monotonic() >= deadline:
             return False
         time.sleep(0.5)
     return True

@@ -8,6 +8,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
+from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
@@ -403,6 +404,31 @@ def test_a_follower_ends_with_its_leader(
         assert thread.is_alive()
     thread.join(30.0)
     assert not thread.is_alive()
+
+
+@pytest.mark.parametrize("is_over", [True, False])
+def test_a_follower_whose_rank_ended_before_it_saw_the_leader_asks_whether_sampling_is_over(
+    untrained_snapshot: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_over: bool
+) -> None:
+    """A leader may come and go between two looks, and writes the receipt a little after its server has gone."""
+    monkeypatch.setattr("longstraw_core.rollout.sglang_server.PATIENCE_SECONDS", 2.0)
+    monkeypatch.setattr(
+        "longstraw_core.rollout.sglang_server.server_command", lambda *_, **__: [sys.executable, "-c", "pass"]
+    )
+    questions: list[float] = []
+
+    def over() -> bool:
+        questions.append(time.monotonic())
+        return is_over and len(questions) > 2
+
+    policy = ServedPolicy(untrained_snapshot, tmp_path, "float32", positions=4096)
+    settings = ServerSpec(nodes=2, tensor_parallel=2, start_timeout_seconds=30.0, context_length=512)
+    place = NodePlace(rank=1, http_port=free_port())
+    with (
+        nullcontext() if is_over else pytest.raises(StageFailed, match=r"rank 1 ended \(exit code 0\) while following")
+    ):
+        follow_leader(policy, settings, place, seed=1, logs=tmp_path / "follower", is_over=over)
+    assert len(questions) > 2
 
 
 def test_places_come_from_the_environment_where_nodes_are_machines(monkeypatch: pytest.MonkeyPatch) -> None:
