@@ -8,11 +8,13 @@ import pytest
 from longstraw_core.artifacts import (
     AlreadyPublished,
     FileStore,
+    ReceiptPlace,
     find_receipt,
     list_receipts,
     publish_tree,
     read_receipt,
     receipt_name,
+    split_receipt_uri,
     write_receipt,
 )
 from longstraw_core.artifacts.receipts import InputKey, parse_input_key, parse_receipt, place_of
@@ -180,3 +182,12 @@ def test_input_keys_say_where_an_input_came_from(key: str, parsed: InputKey) -> 
 def test_other_input_keys_are_refused(store: FileStore, output: Descriptor, make_predicate, key: str) -> None:
     with pytest.raises(SpecError, match="input key"):
         write_receipt(store, make_predicate("train", 1, {key: output}, {"adapter": output}))
+
+
+@pytest.mark.parametrize("root", ["s3://bucket", "s3://bucket/runs", "s3://bucket/a/runs/b", "file:///runs/runs"])
+@pytest.mark.parametrize("run", ["nightly", "runs", "0001"])
+def test_the_uri_of_a_receipt_is_split_whatever_prefix_and_run_are_called(root: str, run: str) -> None:
+    place = ReceiptPlace(run, 2, "train")
+    assert split_receipt_uri(f"{root}/{place.name}") == (root, place)
+    for other in (root, f"{root}/runs/{run}", f"{root}/runs/{run}/0000/train/receipt.json"):
+        assert split_receipt_uri(other) == (other, None)
