@@ -36,7 +36,8 @@ class GarbageReport:
     bytes: int = 0
     """Size of these blobs."""
     journals: list[str] = field(default_factory=list[str])
-    """Journals, heartbeats and requests of dropped runs none of whose multi-pod stages can own anything any more."""
+    """Journals, heartbeats and requests of runs that are not kept and none of whose multi-pod stages can own anything
+    any more; of runs that were dropped earlier too."""
     young: int = 0
     """Blobs that nothing reaches but that are too young to delete."""
 
@@ -74,7 +75,7 @@ def collect_garbage(store: Store, *, keep_runs: int, grace_seconds: float, dry_r
         receipts=[name for run in first.dropped_runs for name in first.receipts[run]],
         blobs=sorted(first.blobs),
         bytes=sum(first.blobs.values()),
-        journals=_closed_journals(store, set(first.dropped_runs), time.time() - grace_seconds),
+        journals=_closed_journals(store, set(first.kept_runs), time.time() - grace_seconds),
         young=first.young,
     )
     if dry_run:
@@ -99,20 +100,21 @@ def collect_garbage(store: Store, *, keep_runs: int, grace_seconds: float, dry_r
         at_once(store.concurrency, store.delete_object, batch)
         report.blobs += batch
         report.bytes += sum(first.blobs[name] for name in batch)
-    report.journals = _closed_journals(store, set(report.dropped_runs), time.time() - grace_seconds)
+    kept = {*first.kept_runs, *second.kept_runs}
+    report.journals = _closed_journals(store, kept, time.time() - grace_seconds)
     at_once(store.concurrency, store.delete_object, report.journals)
     store.clear_stale_staging()
     return report
 
 
-def _closed_journals(store: Store, runs: set[str], limit: float) -> list[str]:
-    """What launchers kept of these runs; nothing of a run with an open journal, which `longstraw cleanup` needs."""
+def _closed_journals(store: Store, kept_runs: set[str], limit: float) -> list[str]:
+    """What launchers kept of all other runs; nothing of a run with an open journal, which `longstraw cleanup` needs."""
     names: dict[str, list[str]] = {}
     attempts: dict[str, dict[tuple[int, str, int], bool]] = {}
     young: set[str] = set()
     for found in store.walk(JOURNAL_PREFIX):
         parsed = parse_journal_name(found.path)
-        if parsed is None or parsed.run not in runs:
+        if parsed is None or parsed.run in kept_runs:
             continue
         names.setdefault(parsed.run, []).append(found.path)
         if found.modified > limit:

@@ -190,3 +190,33 @@ def test_a_collection_that_was_killed_is_continued_by_the_next(
     collect_garbage(store, keep_runs=1, grace_seconds=DAY)
     assert names(store) == {"newest"}
     assert verify_store(store).faults == []
+
+
+def test_journals_of_runs_that_are_gone_stay_until_they_are_closed_and_old(store: FileStore) -> None:
+    """Their runs may have lost their receipts to an earlier collection, which kept open journals or was killed."""
+    done = ["0001/0000-intent.json", "0001/0001-closed.json", "heartbeat/00000001.json"]
+    for run, last in (("closed", "0002/0000-closed.json"), ("open", "0002/0000-intent.json")):
+        for name in (*done, last):
+            store.create_object(f"cluster/{run}/0001/train/{name}", b"{}", "application/json")
+    age(store, 10 * DAY)
+    store.create_object("cluster/starting/0001/train/0001/0000-closed.json", b"{}", "application/json")
+    before = set(store.list_names())
+    expected = sorted(name for name in before if name.startswith("cluster/closed/"))
+    assert collect_garbage(store, keep_runs=0, grace_seconds=DAY, dry_run=True).journals == expected
+    assert set(store.list_names()) == before
+    assert collect_garbage(store, keep_runs=0, grace_seconds=DAY).journals == expected
+    assert set(store.list_names()) == before - set(expected)
+    store.create_object("cluster/open/0001/train/0002/0001-closed.json", b"{}", "application/json")
+    age(store, 10 * DAY)
+    collect_garbage(store, keep_runs=0, grace_seconds=DAY)
+    assert store.list_names("cluster/") == []
+
+
+def test_journals_of_kept_runs_stay(store: FileStore, runs: dict[str, Descriptor]) -> None:
+    for run in ("newest", "oldest"):
+        store.create_object(f"cluster/{run}/0001/train/0001/0000-closed.json", b"{}", "application/json")
+    age(store, 10 * DAY, only_new=True)
+    report = collect_garbage(store, keep_runs=len(runs) - 1, grace_seconds=DAY)
+    assert report.dropped_runs == ["oldest"]
+    assert report.journals == ["cluster/oldest/0001/train/0001/0000-closed.json"]
+    assert store.list_names("cluster/") == ["cluster/newest/0001/train/0001/0000-closed.json"]

@@ -378,15 +378,18 @@ def test_a_snapshot_is_pinned_by_the_digest_that_is_printed(untrained_snapshot: 
 def test_garbage_is_listed_before_it_is_deleted(tmp_path: Path) -> None:
     store = FileStore(tmp_path / "store", create=True)
     blob = store.put_blob(b"left over", "text/plain")
+    journal = "cluster/gone/0001/train/0001/0000-closed.json"
+    store.create_object(journal, b"{}", "application/json")
     command = ("gc", "--store", store.uri, "--keep-runs", "1")
     young = invoke(*command)
     assert "1 unreached blobs younger than 24 h" in young.output
     planned = invoke(*command, "--grace-hours", "0", "--dry-run")
-    assert blob.uri in planned.output
-    assert store.exists(blob.uri)
+    for name in (blob.uri, journal):
+        assert name in planned.output
+        assert store.exists(name)
     done = json.loads(invoke(*command, "--grace-hours", "0", "-o", "json").output)
-    assert done["blobs"] == [blob.uri]
-    assert not store.exists(blob.uri)
+    assert (done["blobs"], done["journals"]) == ([blob.uri], [journal])
+    assert store.list_names() == []
     assert invoke("gc", "--store", (tmp_path / "absent").as_uri(), "--keep-runs", "1").exit_code == 2
 
 

@@ -1,13 +1,10 @@
 """`longstraw gc`: delete the artifacts of old runs."""
 
-import math
-
 import click
 
 from longstraw_core.artifacts import collect_garbage, open_store
 from longstraw_core.cli.command import FiniteRange, output_option, reports_errors
 from longstraw_core.cli.output import OutputFormat, console, human_bytes, print_json
-from longstraw_core.spec import SpecError
 
 
 @click.command("gc", epilog="Example: longstraw gc --store s3://team/longstraw --keep-runs 10 --dry-run")
@@ -29,8 +26,6 @@ def gc_command(uri: str, keep_runs: int, grace_hours: float, dry_run: bool, outp
     Kept are the newest runs, runs younger than the grace period, the checkpoint that every policy points to, every
     checkpoint that those were trained from, and registered snapshots. Nothing is deleted when any of it has a fault.
     """
-    if math.isnan(grace_hours):
-        raise SpecError("--grace-hours: nan is not a number of hours")
     report = collect_garbage(open_store(uri), keep_runs=keep_runs, grace_seconds=grace_hours * 3600, dry_run=dry_run)
     if output == "json":
         print_json(
@@ -42,6 +37,7 @@ def gc_command(uri: str, keep_runs: int, grace_hours: float, dry_run: bool, outp
                 "receipts": report.receipts,
                 "blobs": report.blobs,
                 "bytes": report.bytes,
+                "journals": report.journals,
                 "young": report.young,
             }
         )
@@ -49,11 +45,11 @@ def gc_command(uri: str, keep_runs: int, grace_hours: float, dry_run: bool, outp
     screen = console()
     verb = "would delete" if dry_run else "deleted"
     if dry_run:
-        for name in (*report.receipts, *report.blobs):
+        for name in (*report.receipts, *report.blobs, *report.journals):
             screen.print(name, markup=False)
     screen.print(
-        f"{verb} {len(report.dropped_runs)} runs ({len(report.receipts)} receipts) and {len(report.blobs)} blobs, "
-        f"{human_bytes(report.bytes)}; kept {len(report.kept_runs)} runs"
+        f"{verb} {len(report.dropped_runs)} runs ({len(report.receipts)} receipts), {len(report.blobs)} blobs, "
+        f"{human_bytes(report.bytes)}, and {len(report.journals)} journal objects; kept {len(report.kept_runs)} runs"
         + (f", and {report.young} unreached blobs younger than {grace_hours:g} h" if report.young else ""),
         markup=False,
     )
