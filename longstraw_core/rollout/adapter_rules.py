@@ -50,7 +50,7 @@ _PRESETS: dict[str, dict[str, tuple[str, ...]]] = {
 }
 """What presets of `lora.targets` have that cannot be served, by family."""
 
-_UNSUPPORTED: tuple[tuple[str, str], ...] = (
+UNSUPPORTED: tuple[tuple[str, str], ...] = (
     ("use_rslora", "the server scales by lora_alpha / r, never by lora_alpha / sqrt(r)"),
     ("alpha_pattern", "the server gives every module the same lora_alpha"),
     ("rank_pattern", "the server gives every module the same rank"),
@@ -65,6 +65,7 @@ _UNSUPPORTED: tuple[tuple[str, str], ...] = (
     ("exclude_modules", "the server adapts every module that target_modules names"),
     ("megatron_config", "the server knows plain LoRA only"),
 )
+"""Fields of an adapter's configuration that must be unset, and why."""
 
 
 def check_served_targets(targets: Iterable[str], where: str) -> None:
@@ -128,7 +129,7 @@ def check_adapter_config(fields: Mapping[str, Any], where: str) -> None:
     Raises:
         SpecError: see `read_adapter_config`.
     """
-    for key, reason in _UNSUPPORTED:
+    for key, reason in UNSUPPORTED:
         if fields.get(key):
             raise SpecError(f"{where}: {key} is set, and SGLang would not honour it ({reason}); remove it")
     if fields.get("bias", "none") != "none":

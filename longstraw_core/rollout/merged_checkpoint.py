@@ -16,12 +16,12 @@ import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file, save_file
 
-from longstraw_core.rollout.adapter_rules import CONFIG_NAME, WEIGHTS_NAME
+from longstraw_core.rollout.adapter_rules import CONFIG_NAME, UNSUPPORTED, WEIGHTS_NAME
 from longstraw_core.rollout.snapshot_tensors import layer_key, layer_shapes, shard_names
 from longstraw_core.spec import IntegrityError, SpecError
 
 _EXPERT = re.compile(r"(?P<experts>.+\.experts)\.(?P<number>[0-9]+)\.(?P<name>gate_proj|up_proj|down_proj)\.weight$")
-_PLAIN_LORA = ("use_dora", "alpha_pattern", "rank_pattern", "modules_to_save", "lora_bias", "use_rslora")
+_NOT_PLAIN_LORA = tuple(key for key, _ in UNSUPPORTED if key != "exclude_modules")  # the tensors say what is adapted
 
 
 @dataclass(frozen=True)
@@ -97,19 +97,20 @@ def _changes(adapter: Path, shapes: Mapping[str, tuple[int, ...]]) -> dict[str, 
         tensors = load_file(adapter / WEIGHTS_NAME)
     except (OSError, ValueError, KeyError, TypeError, ZeroDivisionError, SafetensorError) as error:
         raise IntegrityError(f"{adapter}: not a readable PEFT adapter: {error}") from error
-    for key in _PLAIN_LORA:
+    for key in _NOT_PLAIN_LORA:
         if fields.get(key):
             raise SpecError(f"{path}: {key} is set; only plain LoRA is merged")
     if fields.get("bias", "none") != "none":
         raise SpecError(f"{path}: bias is {fields['bias']!r}; only plain LoRA is merged")
     changes: dict[str, _Change] = {}
-    for name in sorted(tensors):
-        if not name.endswith(".lora_A.weight"):
-            continue
-        module = name.removesuffix(".lora_A.weight")
-        key, first, second = layer_key(module), tensors[name], tensors.get(f"{module}.lora_B.weight")
-        if key is None or second is None:
-            raise SpecError(f"{adapter}: {module} is no linear module of the decoder layers with lora_A and lora_B")
+    modules = sorted(name.removesuffix(".lora_A.weight") for name in tensors if name.endswith(".lora_A.weight"))
+    pairs = {f"{module}.{part}.weight" for module in modules for part in ("lora_A", "lora_B")}
+    if others := sorted(tensors.keys() ^ pairs):
+        raise SpecError(f"{adapter}: tensor {others[0]} has no lora_A or lora_B to go with; only plain LoRA is merged")
+    for module in modules:
+        key, first, second = layer_key(module), tensors[f"{module}.lora_A.weight"], tensors[f"{module}.lora_B.weight"]
+        if key is None:
+            raise SpecError(f"{adapter}: {module} is no linear module of the decoder layers")
         while key.endswith(".base_layer"):  # PEFT nests the adapters of several parameters of one module
             key = key.removesuffix(".base_layer")
         if not key.endswith(".experts"):

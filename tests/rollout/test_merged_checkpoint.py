@@ -129,6 +129,27 @@ def test_an_adapter_of_another_rank_or_with_biases_is_refused(untrained_snapshot
         assert not (tmp_path / "merged").exists()
 
 
+def test_what_is_not_added_to_a_weight_is_refused_and_not_left_out(untrained_snapshot: Path, tmp_path: Path) -> None:
+    hybrid_adapter(untrained_snapshot, tmp_path / "adapter", targets=("q_proj",))
+    path = tmp_path / "adapter" / "adapter_model.safetensors"
+    good = load_file(path)
+    module = "base_model.model.model.layers.1.self_attn.q_proj"
+    for extra in (f"{module}.lora_magnitude_vector", "base_model.model.model.embed_tokens.lora_embedding_A"):
+        save_file(good | {extra: torch.ones(1)}, path)
+        with pytest.raises(SpecError, match=rf"tensor {extra} has no lora_A or lora_B"):
+            write_merged_checkpoint(untrained_snapshot, tmp_path / "adapter", tmp_path / "merged")
+    for part in ("lora_A", "lora_B"):
+        save_file({name: value for name, value in good.items() if name != f"{module}.{part}.weight"}, path)
+        with pytest.raises(SpecError, match=r"layers.1.self_attn.q_proj.lora_[AB].weight has no lora_A or lora_B"):
+            write_merged_checkpoint(untrained_snapshot, tmp_path / "adapter", tmp_path / "merged")
+    save_file(good, path)
+    config = tmp_path / "adapter" / "adapter_config.json"
+    config.write_text(json.dumps(json.loads(config.read_text()) | {"fan_in_fan_out": True}))
+    with pytest.raises(SpecError, match="fan_in_fan_out is set; only plain LoRA"):
+        write_merged_checkpoint(untrained_snapshot, tmp_path / "adapter", tmp_path / "merged")
+    assert not (tmp_path / "merged").exists()
+
+
 def test_only_the_language_model_of_a_multimodal_snapshot_changes(multimodal_snapshot: Path, tmp_path: Path) -> None:
     model = hybrid_adapter(multimodal_snapshot, tmp_path / "adapter", targets=("q_proj", "in_proj_b"))
     assert write_merged_checkpoint(multimodal_snapshot, tmp_path / "adapter", tmp_path / "merged") == 4
