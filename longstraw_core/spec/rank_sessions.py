@@ -130,6 +130,11 @@ def check_agreement(record: RankSessions) -> None:
 def _check_gradients(
     rank: int, witnesses: tuple[GradientWitness, ...], other: int, expected: tuple[GradientWitness, ...]
 ) -> None:
+    if len(witnesses) != len(expected):
+        raise NumericError(
+            f"rank sessions: rank {rank} has gradients of {len(witnesses)} groups and rank {other} of "
+            f"{len(expected)}: nothing was published"
+        )
     for mine, theirs in zip(witnesses, expected, strict=True):
         if mine != theirs:
             raise NumericError(

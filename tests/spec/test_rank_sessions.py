@@ -68,6 +68,12 @@ def test_gradients_that_should_be_equal_must_be(changed: dict[str, Any], other: 
         check_agreement(of_four(lambda last: last.model_copy(update=changed)))
 
 
+@pytest.mark.parametrize(("changed", "other"), [({"expert_witnesses": ()}, 1), ({"witnesses": ()}, 0)])
+def test_a_rank_without_gradients_that_others_have_is_named(changed: dict[str, Any], other: int) -> None:
+    with pytest.raises(NumericError, match=rf"rank 3 has gradients of 0 groups and rank {other} of 1"):
+        check_agreement(of_four(lambda last: last.model_copy(update=changed)))
+
+
 def placed(last: RankSession, **fields: Any) -> RankSession:
     return last.model_copy(update={"observed": last.observed.model_copy(update=fields)})
 
