@@ -3,7 +3,6 @@
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
-from longstraw_core.spec.errors import IntegrityError
 from longstraw_core.spec.receipts import StageName
 
 FaultKind = Literal[
@@ -89,9 +88,3 @@ class VerifyReport:
         self.blobs += other.blobs
         self.unreferenced.extend(prefix + name for name in other.unreferenced)
         self.unchecked.extend(prefix + name for name in other.unchecked)
-
-    def raise_if_faulty(self, what: str) -> None:
-        """Raise one IntegrityError that names the first fault and counts the others."""
-        if self.faults:
-            more = f" (and {len(self.faults) - 1} more faults)" if len(self.faults) > 1 else ""
-            raise IntegrityError(f"{what}: {self.faults[0].path}: {self.faults[0].message}{more}")

@@ -15,7 +15,7 @@ TOKEN_VARIABLE = "KFP_EXISTING_TOKEN"  # noqa: S105
 
 
 def server_options(function: Callable[..., None]) -> Callable[..., None]:
-    """Add `--endpoint`, `-n/--namespace`, `--token-file` and `--ca-file`; the function gets `server`."""
+    """Add `--endpoint`, `-n/--namespace`, `--token-file` and `--ca-file`; the function gets `address`, `namespace`."""
 
     @click.option("--endpoint", envvar="KFP_ENDPOINT", help="KFP's address, as in the browser (or KFP_ENDPOINT).")
     @click.option(

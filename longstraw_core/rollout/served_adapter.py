@@ -8,7 +8,6 @@
 import json
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 import torch
 from safetensors import SafetensorError
@@ -125,7 +124,7 @@ def _complete(modules: Modules, shapes: Mapping[str, tuple[int, ...]], *, rank: 
             full = f"{parent}.{companion}"
             if full in complete:
                 continue
-            rows, columns = _companion_shape(full, parts, shapes)
+            rows, columns = _companion_shape(full, shapes)
             complete[full] = {
                 "lora_A": parts["lora_A"].new_zeros(rank, columns),
                 "lora_B": parts["lora_B"].new_zeros(rows, rank),
@@ -133,9 +132,7 @@ def _complete(modules: Modules, shapes: Mapping[str, tuple[int, ...]], *, rank: 
     return dict(sorted(complete.items()))
 
 
-def _companion_shape(
-    module: str, neighbour: Mapping[str, Any], shapes: Mapping[str, tuple[int, ...]]
-) -> tuple[int, int]:
+def _companion_shape(module: str, shapes: Mapping[str, tuple[int, ...]]) -> tuple[int, int]:
     """Rows and columns of a projection without an adapter."""
     key = layer_key(module)
     shape = shapes.get(f"{key}.weight")

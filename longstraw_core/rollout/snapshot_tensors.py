@@ -2,7 +2,6 @@
 
 import json
 import re
-from collections.abc import Iterable
 from pathlib import Path
 
 from safetensors import SafetensorError, safe_open
@@ -43,14 +42,14 @@ def shard_names(snapshot: Path) -> list[str]:
         raise IntegrityError(f"{index}: not a safetensors index: {error}") from error
 
 
-def layer_shapes(snapshot: Path, shards: Iterable[str] | None = None) -> dict[str, tuple[int, ...]]:
+def layer_shapes(snapshot: Path) -> dict[str, tuple[int, ...]]:
     """Shape of every tensor in the decoder layers, by `layer_key`; reads headers only.
 
     Raises:
         IntegrityError: a file is not a safetensors file.
     """
     shapes: dict[str, tuple[int, ...]] = {}
-    for shard in shard_names(snapshot) if shards is None else shards:
+    for shard in shard_names(snapshot):
         path = snapshot / shard
         try:
             with safe_open(path, framework="pt") as file:

@@ -7,7 +7,6 @@ from pydantic import BaseModel, ConfigDict, Field
 MAX_JSON_INTEGER = 2**53 - 1
 """Largest integer that every JSON reader keeps exactly (RFC 8785 and RFC 7493, I-JSON)."""
 
-JsonInteger = Annotated[int, Field(strict=True, ge=-MAX_JSON_INTEGER, le=MAX_JSON_INTEGER)]
 Count = Annotated[int, Field(strict=True, ge=0, le=MAX_JSON_INTEGER)]
 PositiveCount = Annotated[int, Field(strict=True, ge=1, le=MAX_JSON_INTEGER)]
 TokenId = Annotated[int, Field(strict=True, ge=0, le=2**31 - 1)]

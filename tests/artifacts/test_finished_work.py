@@ -37,13 +37,13 @@ def test_a_part_is_found_by_its_identity_until_the_stage_is_done(tmp_path: Path)
 def test_a_part_is_no_fault_and_a_damaged_one_is_not_believed(tmp_path: Path) -> None:
     store = FileStore(tmp_path / "store", create=True)
     name = finished_name("run", 1, "sample", 0)
-    put_finished(store, name, ONE, b"content\n")
+    put_finished(store, name, ONE, b"tokens\n")
     report = verify_store(store)
     assert report.faults == []
     assert report.unreferenced == [name]
     path = tmp_path / "store" / name
     path.chmod(0o644)
-    path.write_bytes(path.read_bytes().replace(b"content", b"c0ntent"))
+    path.write_bytes(path.read_bytes().replace(b"tokens", b"t0kens"))
     assert get_finished(store, name, ONE) is None
     path.write_bytes(b"{}")
     assert get_finished(store, name, ONE) is None

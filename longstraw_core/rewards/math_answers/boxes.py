@@ -155,18 +155,18 @@ def _attached(text: str, begin: int, start: int) -> bool:
         spaced = before.endswith((" ", "\n"))
         after_word = previous[-1:].isalpha() and not re.search(r"\b(?:is|are|equals|be|gives|get)$", previous)
         bullet = not previous or text[begin - 1 : begin] == "\n"
-        dash = spaced and (after_word or bullet) and not _in_mathematics(text, begin, start)
+        dash = spaced and (after_word or bullet) and not _in_mathematics(text, start)
         return not dash and bare not in ("–", "—", "*")
     if bare in "()[]|.,'\"#>":
         return False
-    in_mathematics = _in_mathematics(text, begin, start)
+    in_mathematics = _in_mathematics(text, start)
     if in_mathematics or _OPERATOR_BEFORE.search(before.rstrip("$ ")):
         return True
     return bool(re.search(r"[0-9)}A-Za-z]\$?$", before)) and not before.endswith(" ")
 
 
-def _in_mathematics(text: str, begin: int, start: int) -> bool:
-    line = text[max(0, start - 600) : start]
+def _in_mathematics(text: str, place: int) -> bool:
+    line = text[max(0, place - 600) : place]
     line = line[line.rfind("\n\n") + 1 :]
     return (
         line.replace("$$", "").count("$") % 2 == 1 or line.count("$$") % 2 == 1
@@ -198,8 +198,8 @@ def _operates(text: str, end: int, stop: int) -> bool:
     """Whether what follows a box is part of the value."""
     after = text[end:stop]
     bare = _TYPOGRAPHY.sub("", after)
-    if not bare or (bare in ("!", "!!") and not _in_mathematics(text, end, end)):
+    if not bare or (bare in ("!", "!!") and not _in_mathematics(text, end)):
         return False
     if _OPERATOR_AFTER.match(after):
         return bool(re.search(r"[0-9A-Za-z²³!]", bare))
-    return _in_mathematics(text, end, end) and bool(re.match(r"[0-9A-Za-z\\({^]", bare)) and not bare.startswith("\\\\")
+    return _in_mathematics(text, end) and bool(re.match(r"[0-9A-Za-z\\({^]", bare)) and not bare.startswith("\\\\")

@@ -81,7 +81,7 @@ def final_answer(response: str, answer_format: AnswerFormat = "any") -> FinalAns
         statements += _labelled(text, boxes, _labels(text, soft=False))
     if answer_format != "label":
         owned = [(statement.start, statement.end) for statement in statements]
-        statements += _free_boxes(boxes, owned, text)
+        statements += _free_boxes(boxes, owned)
     if answer_format == "any" and not statements:
         statements = _labelled(text, boxes, _labels(text, soft=True))
     if not statements:
@@ -146,7 +146,7 @@ def _values(text: str, statement: _Statement, first: int) -> tuple[list[str], in
     return values, first
 
 
-def _free_boxes(boxes: list[Box], owned: list[tuple[int, int]], text: str) -> list[_Statement]:
+def _free_boxes(boxes: list[Box], owned: list[tuple[int, int]]) -> list[_Statement]:
     statements: list[_Statement] = []
     position = 0
     for box in boxes:
